@@ -153,8 +153,8 @@ def test_models_with_different_training_losses_are_not_compared(capsys):
     data = DataFlags(on="train", client=None, examples=None, subsets=None, seed=0, batch=None)
     data.warn_of_losses({"a": [0.10, 0.12], "b": [0.12]})
     assert not capsys.readouterr().out
-    data.warn_of_losses({"a": [0.10], "b": [0.12]})
-    assert "differ by a factor of 1.2" in capsys.readouterr().out
+    data.warn_of_losses({"a": [0.10], "b": [0.12], "diverged": [float("nan")]})
+    assert "losses of a (0.1) and b (0.12) differ by a factor of 1.2" in capsys.readouterr().out
 
 
 def test_norms(fedflat, run):
@@ -198,7 +198,7 @@ def test_sharpness_of_every_kind(fedflat, run):
     assert "sam: lower bound from the first-order direction; raise --ascent-steps" in shown and "±" not in shown
     shown = fedflat("flatness", "sharpness", run, "--kind", "average", "--directions", "2", "--out", "o").stdout
     assert "lower bound" not in shown and "± 95 %" in shown
-    flags = ("--kind", "sam", "--rho", "0.05", "--rho", "0.5", "--examples", "50", "--subsets", "2", "--json")
+    flags = ("--kind", "sam", "--rho", "0.05,0.5", "--examples", "50", "--subsets", "2", "--json")
     document = json.loads(fedflat("flatness", "sharpness", run, *flags).stdout)
     (model,) = document["models"].values()
     small, large = model["sharpness"]

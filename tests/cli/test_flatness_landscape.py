@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from fedflat.cli.flatness import landscape as flatness_landscape
-from fedflat.cli.flatness.models import short_names
+from fedflat.cli.flatness.models import ModelFlags, open_models, short_names
+from fedflat.errors import UserError
 from fedflat.experiment.analysis.run_model import open_model_or_client
+from fedflat.flatness import checks
 
 from .conftest import Fedflat
 
@@ -24,14 +26,17 @@ def runs_of(compared: Path) -> list[Path]:
     return sorted(path.parent for path in compared.rglob("config.yaml"))
 
 
-def test_several_runs_are_drawn_on_one_scale(fedflat: Fedflat, compared: Path, tmp_path: Path) -> None:
+def test_several_runs_are_drawn_on_one_scale(
+    fedflat: Fedflat, compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = (run for run in runs_of(compared) if run.name == "seed-0")
+    monkeypatch.setattr(checks, "SIMILAR_LOSS", 1.0)
     result = fedflat("flatness", "landscape", one, other, *FAST, "--out", tmp_path / "drawn")
     assert result.exit_code == 0
     assert "fedavg" in result.stdout
     assert "fedsam" in result.stdout
     assert "maximum over the grid, up to 1 filter norms along each direction" in " ".join(result.stdout.split())
-    assert "40 train examples, 40 test examples" in result.stdout
+    assert "40 train examples, 40 test examples" in result.stdout and "differ by a factor of" in result.stdout
     files = {path.name for path in (tmp_path / "drawn").iterdir()}
     drawn = {f"{name}.{ending}" for name in ("contours", "surfaces") for ending in ("png", "pdf")}
     assert files == {"landscape.json", "settings.json", "landscape.html", *drawn}
@@ -145,6 +150,8 @@ def test_short_names_are_distinct(finished: Path, compared: Path) -> None:
         return short_names([open_model_or_client(str(text), device="cpu") for text in texts])
 
     one, two, *others = runs_of(compared)
+    with pytest.raises(UserError, match=r"name one, or several: \S+/runs/\*/seed-\*$"):
+        open_models([str(compared)], True, ModelFlags(device="cpu", precision=None, module=None, dataset=None))
     assert names(one, next(run for run in others if run.parent != one.parent)) == ["fedavg", "fedsam"]
     assert names(one, two) == ["fedavg (seed 0)", "fedavg (seed 1)"]
     assert names(finished, f"{finished}:server") == ["wima", "server"]

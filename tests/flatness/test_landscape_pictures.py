@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from collections.abc import Callable
@@ -88,10 +89,16 @@ def test_one_scale_spans_all_landscapes() -> None:
 def test_clipped_and_non_finite_values_are_counted_and_reported() -> None:
     values = np.ones((11, 11))
     values[:, 5:] = 2.0
-    values[0, 0], values[0, 1], values[0, 2] = 1e6, math.inf, math.nan
-    scale = LandscapeScale.over([Landscape("around", (AXIS, AXIS), {"train_loss": values})], "train_loss")
-    assert (scale.cut_off, scale.not_finite, scale.total) == (1, 2, 121)
-    assert scale.notes == "1 of 121 values above 2 are drawn as 2; 2 of 121 values are not finite (grey)"
+    values[0, :4] = 1e6, math.inf, math.nan, 0.0
+    landscape = Landscape("around", (AXIS, AXIS), {"train_loss": values})
+    scale = LandscapeScale.over([landscape], "train_loss")
+    assert (scale.above, scale.below, scale.not_finite, scale.total) == (1, 1, 2, 121)
+    notes = ("above 2 are drawn as 2", "below 0.002 are drawn as 0.002")
+    assert scale.notes == "; ".join([*(f"1 of 121 values {n}" for n in notes), "2 of 121 values are not finite (grey)"])
+    bar = contours([Panel("FedAvg", landscape)]).axes[-1]
+    page = landscape_page([Panel("FedAvg", landscape)])
+    for label in ("≤ 0.002", "≥ 2"):
+        assert label in [tick.get_text() for tick in bar.get_yticklabels()] and json.dumps(label) in page
     error = LandscapeScale.over([Landscape("around", (AXIS, AXIS), {"test_error": values / 10})], "test_error")
     assert error.notes.startswith("1 of 121 values above 20 % are drawn as 20 %")
     clipped = scale.clipped(values)
@@ -118,7 +125,7 @@ def test_constant_and_tiny_values_still_have_a_scale(values: np.ndarray) -> None
     ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
-    assert LandscapeScale("train_loss", (low, high), 0, 0, 1).ticks == pytest.approx(ticks)
+    assert LandscapeScale("train_loss", (low, high), 0, 0, 0, 1).ticks == pytest.approx(ticks)
 
 
 def test_no_finite_values_and_unknown_quantities_are_rejected() -> None:
@@ -296,6 +303,7 @@ def test_the_page_states_what_it_omits() -> None:
 
 def test_lines_have_a_page_too() -> None:
     page = landscape_page([Panel("FedAvg", line(0.1), "server model, round 9"), Panel("FedSAM", line(0.3))])
+    assert "are drawn as" not in page  # lines show values beyond the scale of contours
     assert "FedAvg\\u003cbr\\u003eserver model, round 9" in page and "distance along the direction" in page
     for style, symbol in zip(line_styles(["FedAvg", "FedSAM"]).values(), ("circle", "square"), strict=True):
         assert f'"color":"{style.colour}"' in page and f'"symbol":"{symbol}"' in page

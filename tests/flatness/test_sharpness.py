@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from fedflat.algorithms.perturbation.asam import Asam
 from fedflat.errors import UserError
 from fedflat.flatness import Objective, sharpness_of
-from fedflat.flatness.sharpness import adaptive_scale
+from fedflat.flatness.sharpness import Sharpness, adaptive_scale
+from fedflat.reporting.figures.sharpness import sharpness_picture
 from fedflat.testing import local_context
 
 from .networks import Quadratic, case, symmetric
@@ -213,3 +214,14 @@ def test_m_sharpness_of_a_linear_loss() -> None:
         sharpness_of(objective, "average", m=2)
     with pytest.raises(UserError, match="m=0"):
         sharpness_of(objective, m=0)
+
+
+def test_the_figure_is_log_log_and_counts_values_that_are_not_positive() -> None:
+    rises = {("sam", 0.1): 0.1, ("sam", 0.11): 0.2, ("sam", 1.0): 10.0, ("average", 0.1): -0.1, ("average", 1.0): 1.0}
+    results = {key: [Sharpness(*key, loss=1.0, value=value)] for key, value in rises.items()}
+    sam, average = sharpness_picture({"fedavg": results}).axes
+    assert {scale for axes in (sam, average) for scale in (axes.get_xscale(), axes.get_yscale())} == {"log"}
+    assert [label.get_text() for label in sam.get_xticklabels()] == ["0.1", "1"]  # 0.11 has no room
+    assert sam.get_title(loc="right") == "" and average.get_title(loc="right") == "1 of 2 values ≤ 0 omitted"
+    falling = {key: [Sharpness(*key, loss=1.0, value=-1.0)] for key in rises}
+    assert sharpness_picture({"fedavg": falling}).axes[0].get_yscale() == "linear"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import save_landscapes
-from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.flatness.landscapes.grid import Landscape, Mark
 from fedflat.reporting.figures.paper_figures import figures_of
 from fedflat.reporting.figures.style import COLOURS
 from fedflat.reporting.page.display_names import with_display_names
@@ -157,28 +158,39 @@ def test_the_flatness_log_of_a_run_is_included(real):
 def test_measured_spectra_and_clients_are_found(compared):
     folder, names = compared / "fedavg" / "seed-0" / "flatness", ("fedavg", "mine", "fedsam (seed 1)")
     (folder / "spectrum").mkdir(parents=True)
-    subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0}}
-    other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0}}
-    (folder / "spectrum" / "spectrum.json").write_text(
-        json.dumps({"on": "train", "models": {name: {"subsets": [subset, other]} for name in names}})
-    )
+    subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0, "high": 7.5}}
+    other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0, "high": 9.5}}
+    models = {name: {"subsets": [subset | {"loss": 0.2}, other | {"loss": 0.2}]} for name in names}
+    models["mine"] = {"subsets": [subset | {"loss": 0.4}]}
+    (folder / "spectrum" / "spectrum.json").write_text(json.dumps({"on": "train", "models": models}))
+    axis = (-1.0, 0.0, 1.0)
+    bowl = Landscape("around", (axis, axis), {"train_loss": 1 + np.square(np.add.outer(axis, axis))}, (), {})
+    centres = {"fedavg": 1.0, "fedsam": 3.0, "diverged": float("nan")}
+    marked = {n: replace(bowl, marks=(Mark(n, (0.0, 0.0), 0.0, {"train_loss": v}),)) for n, v in centres.items()}
+    save_landscapes(folder / "landscape" / "landscape.json", marked)
     (folder / "clients").mkdir()
     looks = [{"round": n, "accuracy": {"classes": {"0": 0.1 * n}, "clients": {"7": None}}} for n in range(3)]
     (folder / "clients" / "clients.json").write_text(json.dumps({"models": looks, "forgetting": {}, "rounds": []}))
     (folder / "clients" / "spectrum.json").write_text("damaged")
-    section = report_document(gather([compared]))["sections"][0]
+    document = report_document(gather([compared]))
+    section = document["sections"][0]
     views = section["views"]
     spectrum, other, variant = views["spectra"]
     styles = {row["label"]: row["style"] for row in section["rows"]}
     assert spectrum["style"] == styles["fedavg"] and other["style"] not in styles.values()
     assert variant["style"] == styles["fedsam"]  # that of its algorithm, which no other model has
     assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
+    deviation = pytest.approx(2**0.5)  # over subsets; a single subset has that of its trace
+    known = {"loss": 0.0, "lambda_max": deviation, "trace": deviation}
+    assert spectrum["spread"] == known | {"ratio": None, "lambda_min": None}
+    assert (other["loss"], other["spread"]["lambda_max"], other["spread"]["trace"]) == (0.4, None, 0.5)
     assert views["clients"][0]["classes"] == {"0": [0.0, 0.1, 0.2]}
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
     (named,) = with_display_names({"sections": [section]}, {"fedavg": "Ours"})[0]["sections"]
     assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
-    axis = (-1.0, 0.0, 1.0)
-    bowl = Landscape("around", (axis, axis), {"train_loss": 1 + np.square(np.add.outer(axis, axis))}, (), {})
+    for losses in ("Ours (0.2) and mine (0.4) differ by a factor of 2", "Ours (1) and FedSAM (3) differ by a factor"):
+        assert f"losses of {losses}" in notes(named, "warn")
+    assert '<span class="dev"> ± 1.4</span></td>' in report_page(document)
     figures = figures_of(section, "last", {"fedavg": bowl})
     assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures
     fedavg, *_ = figures["spectra"].axes[0].lines

@@ -223,13 +223,15 @@ def measured(document: dict[str, Any]) -> dict[str, Any]:
     views = document["sections"][0]["views"]
     lines = [{"row": row, "x": [0, 1, 2, 3], "y": [4.0, 3.0, 2.0, 1.0 + row]} for row in (0, 2)]
     views["log"] = {"lambda_max": {"words": "largest eigenvalue of the Hessian", "lines": lines}}
-    numbers = dict.fromkeys(("lambda_min", "ratio", "trace"), 1.0)
+    numbers: dict[str, Any] = dict.fromkeys(("loss", "lambda_min", "ratio", "trace"), 1.0)
+    numbers["spread"] = dict.fromkeys((*numbers, "lambda_max"), 0.5)
     about = {"on": "train", "examples": 10, "subsets": 1, "described": "server model, seed 0, round 3", **numbers}
     views["spectra"] = [
         {"label": name, "style": style, "eigenvalues": [5.0, 2.0, 1.0], "lambda_max": 5.0, **about}
         for style, name in enumerate(MODELS)
     ]
-    rises = [{"label": name, "style": style, "x": [0.1, 0.2], "y": [1, 2]} for style, name in enumerate(MODELS)]
+    x, y = [0.01, 0.1, 1], [-1, 1, 20]
+    rises = [{"label": name, "style": style, "x": x, "y": y} for style, name in enumerate(MODELS)]
     views["rises"] = {"sam": rises, "asam": rises[:1]}
     row = {"label": "fedavg", "described": "server model", "numbers": [0.25, 1442, None]}
     heads = ["model", "measured", *(f"a measure with a long name {number}" for number in range(3))]
@@ -241,6 +243,8 @@ def test_flatness_has_legends_and_tooltips_whole_rounds(browser, compared, tmp_p
     path = tmp_path / "report.html"
     path.write_text(report_page(measured(report_document(gather([compared])))), encoding="utf-8")
     show(browser, path, 1280)
+    rises = words(browser, "[data-part=rises] svg text")
+    assert rises[-1] == "rise of the loss (2 of 6 values ≤ 0 omitted)" and {"0.01", "0.1", "10"} <= set(rises)
     for legend in ("log-legend", "spectra-legend", "rises-legend"):
         assert words(browser, f"[data-part={legend}] button") == [*MODELS]
         browser.find_elements("css selector", f"[data-part={legend}] button")[1].click()

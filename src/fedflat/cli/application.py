@@ -170,8 +170,23 @@ def _add_plugin_option(command: Any) -> None:
         load_plugins([*listed_plugins(), *(plugin or ())])
         return call(**arguments)
 
+    for option in command.params:
+        if getattr(option, "multiple", False) and option.type.name.startswith(("integer", "float")):
+            _accept_commas(option)
     command.params.append(_plugin_option())
     command.callback = call_with_plugins
+
+
+def _accept_commas(option: Any) -> None:
+    """Let a repeatable option for numbers accept several of them at once, as in ``--rho 0.05,0.1``."""
+    convert = option.type_cast_value
+
+    def split_and_convert(ctx: Any, values: Sequence[Any] | None) -> Any:
+        """Split the texts at commas, and convert each part to a number; default values are already numbers."""
+        parts = [str(value).rstrip(", ").split(",") for value in values or ()]
+        return convert(ctx, tuple(part for listed in parts for part in listed))
+
+    option.type_cast_value = split_and_convert
 
 
 def _plugin_option() -> Any:

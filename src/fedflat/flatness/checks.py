@@ -1,8 +1,9 @@
-"""Checks of a loss before it is measured: finite, deterministic, and a mean over examples."""
+"""Checks of a loss before it is measured (finite, deterministic, a mean), and of losses before they are compared."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,30 @@ from fedflat.flatness.batches import count_examples, select_rows
 
 if TYPE_CHECKING:
     from fedflat.flatness.objective import Objective
+
+SIMILAR_LOSS = 1.1
+"""Largest ratio of two training losses at which models are compared, as in the flatness study."""
+
+
+def describe_unequal_losses(losses: Mapping[str, float]) -> str:
+    """Return a warning if training losses differ too much to compare the flatness of models; otherwise empty.
+
+    Args:
+        losses: the training loss of each model by name; losses that are not finite are ignored.
+
+    >>> describe_unequal_losses({"fedavg": 0.1, "fedsam": 0.12, "fedcm": 0.25})[:79]
+    'The training losses of fedavg (0.1) and fedcm (0.25) differ by a factor of 2.5.'
+    """
+    names = sorted((name for name, loss in losses.items() if math.isfinite(loss)), key=losses.__getitem__)
+    if not names or losses[names[0]] <= 0 or losses[names[-1]] <= SIMILAR_LOSS * losses[names[0]]:
+        return ""
+    lowest, highest = losses[names[0]], losses[names[-1]]
+    return (
+        f"The training losses of {names[0]} ({lowest:.3g}) and {names[-1]} ({highest:.3g}) differ by a factor of "
+        f"{highest / lowest:.3g}. Above {SIMILAR_LOSS}, the difference in flatness allows no conclusion, because "
+        "curvature changes with the loss. Compare saved models of similar loss (train with --save-every N, then "
+        "measure RUN:server@ROUND)."
+    )
 
 
 def check_objective(objective: Objective) -> None:

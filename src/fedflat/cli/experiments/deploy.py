@@ -148,7 +148,7 @@ def check(
     ),
     insecure: bool = typer.Option(False, "--insecure", help="connect without TLS"),
     site: list[int] = typer.Option(
-        [], "--site", metavar="N", help="for a project: also load the data of site N; repeatable"
+        [], "--site", metavar="N,...", help="for a project: also load the data of these sites; repeatable"
     ),
     as_json: bool = JSON,
 ) -> None:

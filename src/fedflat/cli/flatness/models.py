@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_SUBSETS = 3
-SIMILAR_LOSS = 1.1
-"""Largest ratio of two training losses at which models are compared, as in the flatness study."""
 MODELS = typer.Argument(
     metavar="MODEL...",
     help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
@@ -81,15 +79,8 @@ class DataFlags:
         Args:
             losses: for each model, its loss on each subset.
         """
-        means = [fmean(values) for values in losses.values()]
-        if self.on == "train" and min(means) > 0 and max(means) > SIMILAR_LOSS * min(means):
-            screen().print(
-                f"These training losses differ by a factor of {max(means) / min(means):.3g}. Above {SIMILAR_LOSS}, the "
-                "difference in flatness allows no conclusion, because curvature changes with the loss. Compare saved "
-                "models of similar loss (train with --save-every N, then measure RUN:server@ROUND).",
-                style="yellow",
-                markup=False,
-            )
+        if self.on == "train":
+            print_unequal_losses({name: fmean(values) for name, values in losses.items()})
 
     def objectives(self, model: RunModel) -> list[Objective]:
         """Return the loss of a model on each random subset of the data."""
@@ -101,6 +92,14 @@ class DataFlags:
             seed=self.seed,
             batch=self.batch,
         )
+
+
+def print_unequal_losses(losses: Mapping[str, float]) -> None:
+    """Print a warning if training losses, given by model, differ too much to compare the flatness of models."""
+    from fedflat.flatness.checks import describe_unequal_losses
+
+    if warning := describe_unequal_losses(losses):
+        screen().print(warning, style="yellow", markup=False)
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,8 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
     from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
     from fedflat.experiment.analysis.run_model import open_model_or_client
-    from fedflat.experiment.store.run_folder import load_record
+    from fedflat.experiment.store.run_collection import glob_of_runs
+    from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     files = [text for text in references if is_weights_file(text)]
     _require_module_and_dataset(files, flags.module, flags.dataset)
@@ -169,7 +169,10 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     for text in references:
         _require_once(text, references)
         if text not in files:
-            fetch_if_missing(load_record(parse_reference(text).run).config, silent)
+            folder = parse_reference(text).run
+            if (pattern := glob_of_runs(folder)) and not RunFolder(folder).exists:
+                raise UserError(f"{folder} contains runs but is none; name one, or several: {pattern}")
+            fetch_if_missing(load_record(folder).config, silent)
     config = external_config(flags.dataset, flags.data_dir) if flags.dataset else None
     if config is not None:
         fetch_if_missing(config, silent)

@@ -27,7 +27,10 @@ def similarity(
         metavar="RUN", help="folder of a run, or RUN:server@50 for a saved round", autocompletion=complete_run
     ),
     client: list[int] = no_default(
-        "--client", "client number, from 0; repeatable [dim](default: the next round's cohort)[/dim]", [], metavar="I"
+        "--client",
+        "client numbers, from 0; repeatable [dim](default: the next round's cohort)[/dim]",
+        [],
+        metavar="I,...",
     ),
     eigenvectors: int = typer.Option(10, "--eigenvectors", metavar="K", min=1, help="dimension of the eigenspaces"),
     examples: int | None = EXAMPLES,

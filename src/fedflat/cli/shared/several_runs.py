@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedflat.reporting.result import Comparison
     from fedflat.reporting.tables.summary import SeedStatistics
 
+MAX_LISTED = 5
+"""Maximum number of diverged runs that the conclusion names."""
 SEED_STATISTICS = ("last", "mean_last", "best")
 """Entries of a comparison's rows that are means over seeds; missing if no run of the row converged."""
 
@@ -155,14 +157,27 @@ def _last_metric(values: Mapping[int, float], metric: str) -> Text | None:
 
 
 def verdict(comparison: Comparison, missing: int = 0) -> str:
-    """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
-
-    Rows with the same best mean are called equal. If the first row, which usually is the baseline, is none of these,
-    the lead over it follows. Rows are not ranked if they are not comparable, or if some runs have not finished.
+    """Return a sentence on which row is best and by how much, and one on diverged runs, which means exclude.
 
     Args:
         comparison: the runs.
         missing: number of further runs that have not begun.
+    """
+    diverged = [record.config for record in comparison.records if record.status == "diverged"]
+    conclusion = _conclusion(comparison, missing)
+    if not diverged or len(diverged) == len(comparison.records):
+        return conclusion
+    names = ", ".join(f"{config.algorithm} seed {config.seed}" for config in diverged[:MAX_LISTED])
+    more = f" and {len(diverged) - MAX_LISTED} more" if len(diverged) > MAX_LISTED else ""
+    return f"{conclusion} Means exclude diverged runs, which flatters their algorithms: {names}{more}."
+
+
+def _conclusion(comparison: Comparison, missing: int) -> str:
+    """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
+
+    Rows with the same best mean are called equal. If the first row, which usually is the baseline, is none of these,
+    the lead over it follows. Rows are not ranked if they are not comparable, or if some runs (including ``missing``
+    ones that have not begun) have not finished.
     """
     rows, metric, lower_is_better = comparison.table(), comparison.metric, comparison.lower_is_better
     ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged or are unfinished

@@ -8,6 +8,7 @@ local training in the next round.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,8 +205,14 @@ def primary_model(record: Record) -> str:
 
 
 def state_of(record: Record, name: str, problem: Problem, after_round: int | None = None) -> ModelState:
-    """Load a model of a run onto the problem's device: the final one, or the one saved after a round."""
+    """Load a model of a run onto the problem's device: the final one, or the one saved after a round.
+
+    Warns if it is the final model of a diverged run.
+    """
     device, dtype = problem.device, problem.dtype
+    if after_round is None and record.status == "diverged":
+        run = "this run" if record.folder is None else record.folder.path
+        warnings.warn(f"{run} diverged, and this is its final model ({record.reason})", stacklevel=2)
     if after_round is None and name in record.models:
         weights, buffers, integer_buffers = record.models[name]
         on_device = {key: tensor.to(device) for key, tensor in integer_buffers.items()}

@@ -36,6 +36,15 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted((file.parent for file in folder.rglob("config.yaml")), key=sort_key)
 
 
+def glob_of_runs(folder: Path) -> str:
+    """Return a shell pattern that matches exactly runs in ``folder``, e.g. ``runs/first/*/seed-*``, or empty."""
+    for pattern in ("*/seed-*", "*seed*", "*"):
+        matches = list(folder.glob(pattern))
+        if matches and all((match / "config.yaml").is_file() for match in matches):
+            return str(folder / pattern)
+    return ""
+
+
 def count_missing_runs(folder: Path) -> int:
     """Return how many runs of the comparison in ``folder`` have not begun; 0 if there is no comparison."""
     return sum(not (folder / name / "config.yaml").is_file() for name in _listed_runs(folder / COMPARISON))

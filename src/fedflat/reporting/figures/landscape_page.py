@@ -109,7 +109,7 @@ def landscape_parts(
     scale = LandscapeScale.over([panel.landscape for panel in panels], value)
     styles = line_styles(panel.title for panel in panels) | panel_styles(panels, styles)
     if panels[0].landscape.dimensions == 1:
-        figures, notes = [[_curves(panels, scale, styles)]], [scale.notes]
+        figures, notes = [[_curves(panels, scale, styles)]], [scale.omitted]
     else:
         line = common_line([panel.landscape for panel in panels], scale)
         figures = [
@@ -160,6 +160,7 @@ def _surface(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyle
         symbol = marker["symbol"] if marker["symbol"] in SYMBOLS_3D else "circle"
         figure.add_trace(graph_objects.Scatter3d(**point, marker={**marker, "symbol": symbol, "size": 5}))
     names = AXIS_TITLES[panel.landscape.kind]
+    ticks = _tick_labels({tick: shown_tick(tick, scale.value) for tick in scale.ticks})
     axes = [
         {"title": {"text": name, "font": {"size": 10}}, "showbackground": False, "gridcolor": GRID_COLOUR, "nticks": 5}
         for name in (*names, shown_value(scale.value))
@@ -167,7 +168,7 @@ def _surface(panel: Panel, scale: LandscapeScale, styles: Mapping[str, LineStyle
     figure.update_scenes(
         xaxis=axes[0],
         yaxis=axes[1],
-        zaxis={**axes[2], "range": [np.log10(scale.low), np.log10(scale.high)], **_ticks(scale)},
+        zaxis={**axes[2], "range": [np.log10(scale.low), np.log10(scale.high)], **ticks},
         aspectratio={"x": 1, "y": 1, "z": 0.7},
         camera={
             "eye": {"x": 1.95, "y": -2.05, "z": 1.2},
@@ -276,7 +277,8 @@ def _mark_values(mark: Mark) -> dict[str, Any]:
 
 def _styled(figure: Any, scale: LandscapeScale, has_bar: bool) -> Any:
     """Set the style and size of a panel, and the colours that all panels share; returns the figure."""
-    bar = {"orientation": "h", "thickness": 9, "y": -0.24, "yanchor": "top", "title": {"text": ""}, **_ticks(scale)}
+    bar = {"orientation": "h", "thickness": 9, "y": -0.24, "yanchor": "top", "title": {"text": ""}}
+    bar |= _tick_labels(scale.bar_labels)
     figure.update_layout(
         template="plotly_white",
         font={"family": FONT, "color": INK, "size": 11},
@@ -301,12 +303,9 @@ def _contour_levels(scale: LandscapeScale) -> dict[str, float]:
     return {"start": low, "end": high, "size": (high - low) / (len(scale.levels) - 1)}
 
 
-def _ticks(scale: LandscapeScale) -> dict[str, Any]:
-    """Return the ticks of a logarithmic axis, labelled with the values themselves."""
-    return {
-        "tickvals": [float(np.log10(tick)) for tick in scale.ticks],
-        "ticktext": [shown_tick(tick, scale.value) for tick in scale.ticks],
-    }
+def _tick_labels(labels: Mapping[float, str]) -> dict[str, Any]:
+    """Return Plotly's options for the ticks of a logarithmic axis, given their labels by value."""
+    return {"tickvals": [float(np.log10(tick)) for tick in labels], "ticktext": list(labels.values())}
 
 
 def _json_values(values: Iterable[float]) -> list[float | None]:

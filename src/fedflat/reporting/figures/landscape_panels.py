@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape
@@ -21,7 +21,6 @@ from fedflat.reporting.figures.landscape_scale import (
     BASIN,
     NOT_FINITE,
     LandscapeScale,
-    shown_tick,
     shown_value,
     values_to_plot,
 )
@@ -132,9 +131,8 @@ def add_colour_bar(figure: Figure, axes: Any, scale: LandscapeScale, line: float
     else:
         position = {"cax": axes.inset_axes((1.03, 0, 0.035, 1))}
     shades = ScalarMappable(LogNorm(scale.low, scale.high), COLOUR_MAP)
-    bar = figure.colorbar(shades, extend="max" if scale.cut_off else "neither", **position)
-    bar.set_ticks(scale.ticks)
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, scale.value)))
+    bar = figure.colorbar(shades, **position)
+    bar.set_ticks(list(scale.bar_labels), labels=list(scale.bar_labels.values()))
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.ax.tick_params(labelsize=8.5, length=0, colors=FAINT)
     bar.outline.set_visible(False)

@@ -14,6 +14,8 @@ LEVELS = 14
 """Default number of contour levels."""
 TOP_QUANTILE = 0.98
 """Fraction of values below the top of the scale, so that steep corners do not use up all colours."""
+BAR_SPACING = 0.08
+"""Smallest distance of a tick of the colour bar from a clipped end, as a fraction of the bar."""
 MAX_DECADES = 3
 """Maximum number of decades of a scale."""
 BASIN = (
@@ -56,8 +58,10 @@ class LandscapeScale:
     value: str
     """Name of the plotted quantity."""
     levels: tuple[float, ...]
-    cut_off: int
+    above: int
     """Number of finite values above the highest level."""
+    below: int
+    """Number of finite values below the lowest level."""
     not_finite: int
     """Number of values that are not finite."""
     total: int
@@ -82,10 +86,11 @@ class LandscapeScale:
         low = float(max(finite.min(), high * 10**-MAX_DECADES))
         if high < low * 1.05:  # values are nearly constant: widen the scale
             low, high = low / 1.1, high * 1.1
-        cut_off = int((finite > high * (1 + 1e-12)).sum())  # values that exceed the top only by rounding do not count
+        above = int((finite > high * (1 + 1e-12)).sum())  # values that exceed an end only by rounding do not count
+        below = int((finite < low * (1 - 1e-12)).sum())
         not_finite = len(values) - len(finite)
         level_values = tuple(np.geomspace(low, high, levels).tolist())
-        return cls(value, level_values, cut_off=cut_off, not_finite=not_finite, total=len(values))
+        return cls(value, level_values, above=above, below=below, not_finite=not_finite, total=len(values))
 
     @property
     def low(self) -> float:
@@ -101,7 +106,7 @@ class LandscapeScale:
     def ticks(self) -> list[float]:
         """Round numbers within the scale: 1, 2 and 5 times powers of ten, or finer ones if those are too few.
 
-        >>> LandscapeScale("train_loss", (0.09, 1.0, 6.0), 0, 0, 9).ticks
+        >>> LandscapeScale("train_loss", (0.09, 1.0, 6.0), 0, 0, 0, 9).ticks
         [0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
         """
         lowest_power, highest_power = int(np.floor(np.log10(self.low))), int(np.ceil(np.log10(self.high)))
@@ -122,6 +127,19 @@ class LandscapeScale:
         """Whether a value lies within the scale, up to rounding."""
         return self.low * 0.999 <= value <= self.high * 1.001
 
+    @property
+    def bar_labels(self) -> dict[float, str]:
+        """Labels of a colour bar by value: the ticks, and the ends to which values were clipped, e.g. ``≥ 8.6``.
+
+        >>> LandscapeScale("train_loss", (0.09, 1.0, 5.7), above=3, below=0, not_finite=0, total=9).bar_labels
+        {0.1: '0.1', 0.2: '0.2', 0.5: '0.5', 1.0: '1', 2.0: '2', 5.7: '≥ 5.7'}
+        """
+        ends = [(self.high, "≥", self.above), (self.low, "≤", self.below)]
+        clipped = {end: f"{sign} {shown_tick(float(f'{end:.2g}'), self.value)}" for end, sign, count in ends if count}
+        nearest = (self.high / self.low) ** BAR_SPACING
+        free = [tick for tick in self.ticks if all(max(tick / end, end / tick) > nearest for end in clipped)]
+        return {tick: shown_tick(tick, self.value) for tick in free} | clipped
+
     def clipped(self, values: Values) -> Values:
         """Values clipped to the scale; NaN where not finite."""
         return np.where(np.isfinite(values), np.clip(values, self.low, self.high), np.nan)
@@ -130,12 +148,18 @@ class LandscapeScale:
     def notes(self) -> str:
         """A note on clipped and non-finite values; empty if there are none."""
         notes = []
-        if self.cut_off:
-            high = shown_tick(float(f"{self.high:.3g}"), self.value)
-            notes.append(f"{self.cut_off} of {self.total} values above {high} are drawn as {high}")
+        for count, where, end in ((self.above, "above", self.high), (self.below, "below", self.low)):
+            if count:
+                shown = shown_tick(float(f"{end:.3g}"), self.value)
+                notes.append(f"{count} of {self.total} values {where} {shown} are drawn as {shown}")
         if self.not_finite:
             notes.append(f"{self.not_finite} of {self.total} values are not finite (grey)")
         return "; ".join(notes)
+
+    @property
+    def omitted(self) -> str:
+        """A note on the values that lines omit because they are not finite; empty if there are none."""
+        return f"{self.not_finite} of {self.total} values are not finite and omitted" if self.not_finite else ""
 
 
 def grid_of(landscape: Landscape, value: str) -> Values:

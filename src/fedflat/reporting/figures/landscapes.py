@@ -289,8 +289,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
     axes.set_xlabel(LINE_TITLES["around"], color=INK)
     axes.set_ylabel(shown_value(value), color=INK)
     axes.legend(frameon=False, fontsize=9)
-    omitted = f"{scale.not_finite} of {scale.total} values are not finite and omitted" if scale.not_finite else ""
-    add_caption(figure, title, omitted)
+    add_caption(figure, title, scale.omitted)
     return figure
 
 

@@ -121,13 +121,14 @@ def rise_figure(rises: Mapping[str, Sequence[Values]]) -> Figure:
     """
     from matplotlib.figure import Figure
 
+    from fedflat.reporting.figures.sharpness import scale_rises
+
     figure = Figure(figsize=(max(6.2, 3.4 * len(rises)), 3.8), layout="constrained")
     for axes, (kind, lines) in zip(figure.subplots(1, len(rises), squeeze=False)[0], rises.items(), strict=True):
         for line in lines[:MAX_LINES]:
             axes.plot(line["x"], line["y"], **LineStyle(line["style"]).line, lw=1.5, label=line["label"])
         axes.set_title(kind, loc="left", fontsize=9.5)
-        axes.set_xlabel("radius rho")
-        axes.set_ylabel("rise of the loss")
+        scale_rises(axes)
         _style(axes)
         axes.legend(frameon=False, fontsize=8)
     return figure

@@ -6,12 +6,25 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from fedflat.reporting.figures.style import LEGEND_ROW, described_labels, line_styles, open_frame
+from fedflat.reporting.figures.style import (
+    LEGEND_ROW,
+    described_labels,
+    line_styles,
+    open_frame,
+    scale_logarithmically,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from fedflat.flatness import Sharpness
+
+TICK_SPACING = 1 / 8
+"""Smallest distance of labelled radii, as a fraction of the axis."""
 
 
 def sharpness_picture(
@@ -36,9 +49,33 @@ def sharpness_picture(
             rises = [fmean(result.value for result in results[kind, radius]) for radius in radii]
             axes.plot(radii, rises, **styles[name].line, lw=1.6, label=labels[name])
         axes.set_title(kind, loc="left", fontsize=11)
-        axes.set_xlabel("radius rho")
-        axes.set_ylabel("rise of the loss")
+        scale_rises(axes)
         open_frame(axes)
     options: dict[str, Any] = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
     figure.legend(handles=figure.axes[0].lines, loc="outside lower left", title=shared_description, **options)
     return figure
+
+
+def scale_rises(axes: Axes) -> None:
+    """Label the axes of lines of sharpness over the radius, and make both logarithmic.
+
+    Rises that are not positive are omitted, and a note above the panel states how many. If no rise is positive, the
+    vertical axis is linear.
+    """
+    radii = np.unique(np.concatenate([line.get_xdata() for line in axes.lines]))
+    rises = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    axes.set_xscale("log")
+    ticks = [radii[0]]
+    for radius in radii:
+        if np.log(radius / ticks[-1]) >= TICK_SPACING * np.log(radii[-1] / radii[0]) > 0:
+            ticks.append(radius)
+    axes.set_xticks(ticks, [f"{radius:g}" for radius in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("radius rho (log scale)")
+    if not (rises > 0).any():
+        axes.set_ylabel("rise of the loss")
+        return
+    scale_logarithmically(axes, nonpositive="mask")
+    axes.set_ylabel("rise of the loss (log scale)")
+    if omitted := int((rises <= 0).sum()):
+        axes.set_title(f"{omitted} of {len(rises)} values ≤ 0 omitted", loc="right", fontsize=8)

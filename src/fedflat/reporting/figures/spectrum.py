@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from fedflat.flatness import Spectrum
 from fedflat.flatness.curvature.spectrum import MATRIX_NAMES
@@ -18,6 +18,7 @@ from fedflat.reporting.figures.style import (
     line_styles,
     marker_spacing,
     open_frame,
+    scale_logarithmically,
 )
 
 if TYPE_CHECKING:
@@ -73,12 +74,7 @@ def _format_eigenvalue_axes(axes: Axes, matrix: str, is_log: bool) -> None:
     if not is_log:
         axes.axhline(0, color="#999999", lw=0.8)
         return
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    labelled = "123456789" if high < 10 * low else "25"  # leading digits of the minor ticks that have room for a label
-    axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in labelled else ""))
+    scale_logarithmically(axes)
 
 
 def _draw_eigenvalues(axes: Axes, label: str, spectra: Sequence[Spectrum], style: LineStyle) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -192,6 +192,21 @@ def sort_and_subsample_clients(counts: np.ndarray, maximum: int) -> np.ndarray:
     ordered = counts[np.lexsort((-share, counts.argmax(1)))]
     shown: np.ndarray = ordered[evenly_spaced(len(ordered), maximum)]
     return shown
+
+
+def scale_logarithmically(axes: Axes, nonpositive: Literal["clip", "mask"] = "clip") -> None:
+    """Make the vertical axis logarithmic, with plain numbers as labels, also within a decade.
+
+    Values that are not positive are drawn below the axis (``clip``) or omitted (``mask``).
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.set_yscale("log", nonpositive=nonpositive)
+    low, high = axes.get_ylim()
+    labelled = "123456789" if high < 10 * low else "25"  # leading digits of the minor ticks that have room for a label
+    axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in labelled else ""))
 
 
 def open_frame(axes: Axes, grid: float = 0.25) -> None:

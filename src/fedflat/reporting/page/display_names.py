@@ -77,7 +77,7 @@ def with_display_names(document: Mapping[str, Any], names: Mapping[str, str]) ->
         views = section["views"]
         tables = [row for table in views["tables"] for row in table["rows"]]
         rises = [line for lines in views["rises"].values() for line in lines]
-        measured = (*views["spectra"], *views["clients"], *tables, *rises)
+        measured = (*views["spectra"], *views["clients"], *views["landscapes"], *tables, *rises)
         for entry in (*section["rows"], *section["differences"], *ranked, *measured):
             ends = entry["label"].split(" to ")  # the label of a path names both ends
             entry["label"] = " to ".join(display_name(label, shown, names) for label in ends)

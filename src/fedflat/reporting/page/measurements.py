@@ -101,16 +101,20 @@ def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Values]) 
     return {"title": title, "note": note + omitted, "heads": list(heads), "rows": list(rows)[:MAX_ROWS]}
 
 
-def _row(label: str, described: str, numbers: Iterable[float | None]) -> Values:
-    return {"label": label, "described": described, "numbers": list(numbers)}
+def _row(label: str, described: str, numbers: Iterable[float | None], **more: Any) -> Values:
+    return {"label": label, "described": described, "numbers": list(numbers), **more}
 
 
 def _models(records: Sequence[Record], file: str, taken: Iterable[str]) -> Iterator[tuple[str, Values, Path]]:
-    """Yield label, measurements and file of each model in the files of this name; ``taken`` are the labels so far."""
+    """Yield label, measurements and file of each model in the files of this name; ``taken`` are the labels so far.
+
+    The measurements include ``on``, the name of the data, such as ``train``.
+    """
     for _, path in measurement_files(records, file):
         with left_out_if_damaged(path):
-            for name, model in json.loads(path.read_text())["models"].items():
-                yield distinct_label(name, taken, path), model, path
+            document = json.loads(path.read_text())
+            for name, model in document["models"].items():
+                yield distinct_label(name, taken, path), {"on": document.get("on"), **model}, path
 
 
 def _norms_table(records: Sequence[Record]) -> Values:
@@ -128,7 +132,8 @@ def _norms_table(records: Sequence[Record]) -> Values:
             relative = mean_of_numbers(subset["relative_flatness"]["value"] for subset in subsets)
             means = [mean_of_numbers(subset[name] for subset in subsets) for name in columns]
             layer = f"{model.get('described') or model['model']}; relative flatness of {subsets[0]['layer']}"
-            rows[label] = _row(label, layer, [*means, relative, subsets[0]["rise"], subsets[0]["examples"]])
+            numbers = [*means, relative, subsets[0]["rise"], subsets[0]["examples"]]
+            rows[label] = _row(label, layer, numbers, on=model["on"], loss=means[0])
     heads = ("model", "measured", *columns.values(), "relative flatness", "accepted rise", "examples")
     note = (
         "Sigma is the largest noise that raises the loss by at most the accepted rise. Flat models have a large sigma."
@@ -148,16 +153,16 @@ def _sharpness(records: Sequence[Record]) -> dict[str, Values]:
                 steps = f", {first['steps']} steps" if first["steps"] > 1 else ""
                 rises[first["kind"] + groups + steps, first["rho"]] = mean_of_numbers(one["value"] for one in subsets)
             loss = mean_of_numbers(subset["loss"] for subset in model["sharpness"][0])
-            models[label] = {"described": model["described"], "loss": loss, "rises": rises}
+            models[label] = {"described": model["described"], "on": model["on"], "loss": loss, "rises": rises}
     return models
 
 
 def _sharpness_table(models: dict[str, Values]) -> Values:
     measures = sorted({measure for model in models.values() for measure in model["rises"]})
-    rows = [
-        _row(label, model["described"], [model["loss"], *(model["rises"].get(measure) for measure in measures)])
-        for label, model in models.items()
-    ]
+    rows = []
+    for label, model in models.items():
+        numbers = [model["loss"], *(model["rises"].get(measure) for measure in measures)]
+        rows.append(_row(label, model["described"], numbers, on=model["on"], loss=model["loss"]))
     heads = ("model", "measured", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in measures))
     return _table("Sharpness", "Rise of the loss within the radius rho, mean over subsets of examples.", heads, rows)
 

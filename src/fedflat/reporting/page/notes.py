@@ -1,10 +1,11 @@
-"""Caveats of a report section: diverged, unfinished and censored runs, and too few seeds."""
+"""Caveats of a report section: diverged, unfinished and censored runs, too few seeds and unequal training losses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedflat.flatness.checks import describe_unequal_losses
 from fedflat.reporting.row import MIXED_DATA, MIXED_PLUGINS, WORSE_THAN_MEAN
 from fedflat.reporting.tables.summary import MEAN_LABEL, MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
 
@@ -31,7 +32,7 @@ def notes_of(section: Values) -> list[dict[str, str]]:
     rows = section["rows"]
     notes: Notes = [(BAD, f"{MIXED_DATA}: {_listed(section['mixed_data'])}.")] if section["mixed_data"] else []
     notes += _run_notes(section["runs"]) + _seed_notes(rows) + _difference_notes(section)
-    notes += _summary_notes(rows) + _target_notes(rows) + _time_notes(rows)
+    notes += _summary_notes(rows) + _target_notes(rows) + _time_notes(rows) + _flatness_notes(section["views"])
     return [{"kind": kind, "text": text} for kind, text in notes]
 
 
@@ -161,6 +162,19 @@ def _time_notes(rows: Sequence[Values]) -> Notes:
         "run; concurrent runs slow each other down."
     )
     return [(INFO, text)] if any(row["seconds"] for row in rows) else []
+
+
+def _flatness_notes(views: Values) -> Notes:
+    """Note that measured models have too different training losses, once for models of which several lists are made."""
+    lists = [views["spectra"], views["landscapes"], *(table["rows"] for table in views["tables"])]
+    losses = [{entry["label"]: entry["loss"] for entry in entries if _has_train_loss(entry)} for entries in lists]
+    texts = dict.fromkeys(filter(None, map(describe_unequal_losses, losses)))
+    return [(WARN, f"Flatness: {text}") for text in texts]
+
+
+def _has_train_loss(entry: Values) -> bool:
+    """Whether an entry of measured models has a loss on the training data."""
+    return entry.get("on") == "train" and entry.get("loss") is not None
 
 
 def _listed(names: Sequence[str]) -> str:

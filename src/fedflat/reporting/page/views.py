@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import ceil
-from statistics import fmean
+from math import ceil, isfinite, nan
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedflat.display import is_share
@@ -31,6 +31,13 @@ MAX_ROUNDS = 60
 MAX_VIEWS = 24
 """Maximum number of spectra, and of client views, on one page."""
 MAX_LANDSCAPES = 6
+SPECTRUM_KEYS = {
+    "loss": "loss",
+    "lambda_max": "lambda_max",
+    "ratio": "lambda_max_over_lambda_5",
+    "lambda_min": "lambda_min",
+}
+"""Quantities of the table of spectra, with their names in files of spectra."""
 
 Values = dict[str, Any]
 
@@ -38,13 +45,15 @@ Values = dict[str, Any]
 def views_of(group: Group) -> Values:
     """Collect the flatness measurements of a group's runs: values over rounds, spectra, views of clients and tables.
 
-    ``more`` is the number of spectra and client views beyond ``MAX_VIEWS``, which the page omits.
+    ``landscapes`` holds only the losses of the models; the page draws the landscapes separately. ``more`` is the number
+    of spectra and client views beyond ``MAX_VIEWS``, which the page omits.
     """
     spectra, clients = _spectra(group), _client_views(group.records)
     return {
         "log": _flatness_log(group),
         "spectra": spectra[:MAX_VIEWS],
         "clients": clients[:MAX_VIEWS],
+        "landscapes": _landscape_losses(group),
         **measurements_of(group),
         "more": max(0, len(spectra) - MAX_VIEWS) + max(0, len(clients) - MAX_VIEWS),
     }
@@ -59,6 +68,16 @@ def landscapes_of(group: Group) -> dict[str, Landscape]:
                 if landscape.dimensions == 2 and len(landscapes) < MAX_LANDSCAPES:
                     landscapes[distinct_label(name, landscapes, path)] = landscape
     return landscapes
+
+
+def _landscape_losses(group: Group) -> list[Values]:
+    """Return the label and the training loss of each model around which a landscape was measured."""
+    centres = {
+        name: landscape.marks[0].values.get("train_loss", nan)
+        for name, landscape in landscapes_of(group).items()
+        if landscape.kind == "around" and landscape.marks
+    }
+    return [{"label": name, "on": "train", "loss": loss} for name, loss in centres.items() if isfinite(loss)]
 
 
 def _flatness_log(group: Group) -> Values:
@@ -103,7 +122,9 @@ def _spectra(group: Group) -> list[Values]:
 
 
 def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) -> Values:
-    """Average the spectra of one model over subsets of examples.
+    """Average the spectra of one model over subsets of examples, with the spread of each quantity (``spread``).
+
+    The spread is the standard deviation over subsets. For one subset, only the trace has one: its confidence interval.
 
     Args:
         label: label of the model.
@@ -112,17 +133,27 @@ def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) 
     """
     shown = min(MAX_EIGENVALUES, *(len(subset["eigenvalues"]) for subset in subsets))
     eigenvalues = [fmean(subset["eigenvalues"][index] for subset in subsets) for index in range(shown)]
+    traces = [subset["trace"] for subset in subsets if subset.get("trace")]
+    quantities = {name: [subset.get(key) for subset in subsets] for name, key in SPECTRUM_KEYS.items()}
+    quantities["trace"] = [trace["value"] for trace in traces]
+    spread = {name: _standard_deviation(values) for name, values in quantities.items()}
+    if len(traces) == 1 and isfinite(traces[0].get("high", nan)):  # the confidence interval of the random estimate
+        spread["trace"] = traces[0]["high"] - traces[0]["value"]
     return {
         "label": label,
         "on": on,
         "examples": subsets[0].get("examples"),
         "subsets": len(subsets),
         "eigenvalues": [_rounded(eigenvalue) for eigenvalue in eigenvalues],
-        "lambda_max": mean_of_numbers(subset["lambda_max"] for subset in subsets),
-        "lambda_min": mean_of_numbers(subset.get("lambda_min") for subset in subsets),
-        "ratio": mean_of_numbers(subset.get("lambda_max_over_lambda_5") for subset in subsets),
-        "trace": mean_of_numbers(subset["trace"]["value"] for subset in subsets if subset.get("trace")),
+        **{name: mean_of_numbers(values) for name, values in quantities.items()},
+        "spread": spread,
     }
+
+
+def _standard_deviation(values: Sequence[float | None]) -> float | None:
+    """Return the standard deviation over subsets of examples; None if there are fewer than two values."""
+    numbers = [value for value in values if value is not None]
+    return stdev(numbers) if len(numbers) > 1 else None
 
 
 def _client_views(records: Sequence[Record]) -> list[Values]:

@@ -50,6 +50,7 @@ function decades(low, high) {
   const found = [];
   for (let k = Math.floor(low); k <= Math.ceil(high); k++) for (const f of [1, 2, 5]) found.push(k + Math.log10(f));
   const inside = found.filter((v) => v >= low - 1e-9 && v <= high + 1e-9);
+  if (inside.length < 2) return ticks(Math.pow(10, low), Math.pow(10, high), 4).map(Math.log10);
   return inside.length > 8 ? inside.filter((v) => Math.abs(v - Math.round(v)) < 1e-9) : inside;
 }
 
@@ -76,7 +77,8 @@ function lineChart(figure, lines, about) {
   const [svg, width] = canvas(figure, about.height || 360, about.words);
   const height = about.height || 360, left = 52, right = 14, top = 26, bottom = 42;
   const put = about.log ? (v) => (v > 0 ? Math.log10(v) : null) : (v) => v;
-  const xs = lines.flatMap((l) => l.x), ys = [], early = [];
+  const along = about.logX ? Math.log10 : (v) => v;
+  const xs = lines.flatMap((l) => l.x.map(along)), ys = [], early = [];
   for (const l of lines) {
     const from = about.skipRise ? Math.floor(EARLY * l.y.length) : 0;
     l.y.forEach((v, i) => {
@@ -96,13 +98,14 @@ function lineChart(figure, lines, about) {
   const room = (y1 - y0) * 0.05 || Math.abs(y1) * 0.1 || 1;
   y0 -= room; y1 += room;
   if (x1 === x0) x1 = x0 + 1;
-  const X = (v) => left + ((v - x0) / (x1 - x0)) * (width - left - right);
+  const X = (v) => left + ((along(v) - x0) / (x1 - x0)) * (width - left - right);
   const Y = (v) => top + ((y1 - v) / (y1 - y0)) * (height - top - bottom);
   for (const v of about.log ? decades(y0, y1) : ticks(y0, y1, 6)) {
     node("line", { x1: left, x2: width - right, y1: Y(v), y2: Y(v), stroke: "var(--line)", "stroke-width": 1 }, svg);
     node("text", { x: left - 6, y: Y(v) + 4, "text-anchor": "end" }, svg, short(about.log ? Math.pow(10, v) : v));
   }
-  for (const v of ticks(x0, x1, width < NARROW ? 4 : 8).filter((v) => !about.whole || Number.isInteger(v))) {
+  const marks = about.logX ? decades(x0, x1).map((v) => Math.pow(10, v)) : ticks(x0, x1, width < NARROW ? 4 : 8);
+  for (const v of marks.filter((v) => !about.whole || Number.isInteger(v))) {
     const anchor = X(v) > width - 30 ? "end" : "middle";
     node("text", { x: Math.min(X(v), width - 2), y: height - bottom + 18, "text-anchor": anchor }, svg, short(v));
   }
@@ -129,7 +132,7 @@ function lineChart(figure, lines, about) {
     const every = about.dots ? 1 : Math.max(1, Math.ceil(points.length / MARKS));
     points.forEach((p, i) => { if (i % every === 0) mark(l.style, p[0], p[1], 3.2, inside); });
   }
-  pointer(svg, figure, lines, about, { X, x0, x1, left, right, width, height, top, bottom });
+  pointer(svg, figure, lines, about, { X, along, x0, x1, left, right, width, height, top, bottom });
 }
 
 function pointer(svg, figure, lines, about, at) {
@@ -141,13 +144,14 @@ function pointer(svg, figure, lines, about, at) {
     const box = svg.getBoundingClientRect(), scale = at.width / box.width;
     const x = at.x0 + (((event.clientX - box.left) * scale - at.left) / (at.width - at.left - at.right)) * (at.x1 - at.x0);
     if (x < at.x0 || x > at.x1) { tip.hidden = true; return; }
+    const away = (v) => Math.abs(at.along(v) - x);
     const near = lines.map((l) => {
       let best = 0;
-      l.x.forEach((v, i) => { if (Math.abs(v - x) < Math.abs(l.x[best] - x)) best = i; });
+      l.x.forEach((v, i) => { if (away(v) < away(l.x[best])) best = i; });
       return { l, x: l.x[best], y: l.y[best] };
     }).filter((n) => n.y !== null).sort((a, b) => b.y - a.y);
     if (!near.length) return;
-    const nearest = near.map((n) => n.x).reduce((a, b) => (Math.abs(b - x) < Math.abs(a - x) ? b : a));
+    const nearest = near.map((n) => n.x).reduce((a, b) => (away(b) < away(a) ? b : a));
     rule.setAttribute("visibility", "visible");
     for (const side of ["x1", "x2"]) rule.setAttribute(side, at.X(nearest));
     const where = about.whole ? String(Math.round(nearest)) : short(nearest);

@@ -88,7 +88,10 @@ function modelChart(n, part, models, lines, about) {
   const labels = [...new Set(models.map((m) => m.label))], visible = new Set(labels.keys());
   const draw = () => {
     const shown = lines().filter((l) => visible.has(labels.indexOf(l.label)));
-    lineChart(find(n, part), shown, { ...about, dots: true, height: 320, log: shown.every((l) => l.y.every((v) => v > 0)) });
+    const values = shown.flatMap((l) => l.y), lost = values.filter((v) => !(v > 0)).length;
+    const log = about.logX ? lost < values.length : !lost; // log-log charts omit values that are not positive
+    const ylabel = about.ylabel + (log && lost ? ` (${lost} of ${values.length} values ≤ 0 omitted)` : "");
+    lineChart(find(n, part), shown, { ...about, ylabel, log, dots: true, height: 320 });
     press(find(n, `${part}-legend`), visible);
   };
   onShow(find(n, part), draw);
@@ -165,7 +168,7 @@ data.sections.forEach((section, n) => {
   const eigenvalues = { words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", whole: true };
   modelChart(n, "spectra", spectra, () => spectra, eigenvalues);
 
-  const kind = find(n, "kind"), rises = { words: "sharpness over the radius", xlabel: "radius rho", ylabel: "rise of the loss" };
+  const kind = find(n, "kind"), rises = { words: "sharpness over the radius", xlabel: "radius rho", ylabel: "rise of the loss", logX: true };
   const drawRises = modelChart(n, "rises", Object.values(section.views.rises).flat(), () => section.views.rises[kind.value], rises);
   kind?.addEventListener("change", drawRises);
 
