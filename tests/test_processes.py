@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedflat import processes
+from fedflat.operating_system import process_masks
 from fedflat.processes import ChildDied, ChildProcess, close_children, wait_for_any
 
 from .time_limits import scaled
@@ -30,7 +31,7 @@ def describe(pipe: Connection, *names: str) -> None:
     """Send what the child sees of itself, then repeat every message."""
     imported_main = hasattr(sys.modules["__main__"], "__file__")
     environment = [os.environ.get(name) for name in names]
-    pipe.send((torch.get_num_threads(), environment, imported_main, sys.flags.safe_path))
+    pipe.send((torch.get_num_threads(), environment, imported_main, sys.flags.safe_path, process_masks()))
     while True:
         try:
             pipe.send(pipe.recv())
@@ -58,8 +59,10 @@ def leave(pipe: Connection) -> None:
 def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """It imports nothing from the current folder, e.g. a statistics.py. A busy child is killed when it is closed."""
     monkeypatch.setenv("MINE", "parent")
+    masks = 0o027, set(sorted(process_masks()[1])[:1])  # a fork server was started with other masks than the parent's
+    monkeypatch.setattr("fedflat.processes.process_masks", lambda: masks)
     child = ChildProcess(describe, "MINE", "OURS", environment={"MINE": "child"})
-    assert child.receive() == (1, ["child", None], False, True)
+    assert child.receive() == (1, ["child", None], False, True, masks)
     assert os.environ["MINE"] == "parent"
     child.send({"any": "value"})
     assert child.receive() == {"any": "value"}

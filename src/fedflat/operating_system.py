@@ -96,6 +96,20 @@ def cores_in_affinity_mask() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def process_masks() -> tuple[int, set[int]]:
+    """The umask of this process, and the cores on which this thread may run; macOS and Windows give no cores."""
+    umask = os.umask(0o077)  # can only be read by setting it
+    os.umask(umask)
+    return umask, os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def set_process_masks(umask: int, cores: set[int]) -> None:
+    """Set what ``process_masks`` returned in another process."""
+    os.umask(umask)
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory: every training step frees and allocates the same megabytes again."""
     with suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt

@@ -24,7 +24,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from fedflat.errors import UserError
-from fedflat.operating_system import cores_in_affinity_mask, interrupts_blocked
+from fedflat.operating_system import cores_in_affinity_mask, interrupts_blocked, process_masks, set_process_masks
 from fedflat.registry import load_plugins, loaded_plugins
 
 PATIENCE = 5.0
@@ -65,7 +65,8 @@ class ChildProcess:
         context: Any = multiprocessing.get_context(START_METHOD)
         context.set_forkserver_preload(["fedflat.experiment.run"])
         self.pipe, child_pipe = context.Pipe()
-        arguments = ({**os.environ, **(environment or {})}, list(loaded_plugins()), target, child_pipe, *args)
+        variables = {**os.environ, **(environment or {})}
+        arguments = (variables, process_masks(), list(loaded_plugins()), target, child_pipe, *args)
         self.process = context.Process(target=_run, args=arguments, daemon=daemon)
         # A fork server would otherwise import modules from the current folder, such as a user's statistics.py.
         safe = {"PYTHONSAFEPATH": "1", **(environment or {})}
@@ -187,12 +188,18 @@ def sendable_error(error: Exception) -> Exception:
 
 
 def _run(
-    environment: Mapping[str, str], plugins: list[str], target: Callable[..., None], pipe: Connection, *args: object
+    environment: Mapping[str, str],
+    masks: tuple[int, set[int]],
+    plugins: list[str],
+    target: Callable[..., None],
+    pipe: Connection,
+    *args: object,
 ) -> None:
     """Main function of a child: load the parent's plugins and call ``target``.
 
-    A fork server has the environment of an earlier time, so the child gets the parent's once more.
+    A fork server has the environment, umask and affinity of an earlier time, so the child gets the parent's once more.
     """
+    set_process_masks(*masks)
     end_with_parent()
     os.environ.clear()
     os.environ.update(environment)

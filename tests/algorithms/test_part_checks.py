@@ -13,8 +13,10 @@ import torch
 from fedflat.algorithms import Algorithm
 from fedflat.algorithms.composition import parts
 from fedflat.algorithms.drift import Drift
+from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.server import Sgd
-from fedflat.algorithms.state import Fields, State, scalar
+from fedflat.algorithms.slot import Gradient, LocalContext
+from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.errors import UserError
 from fedflat.testing import check_algorithm
 
@@ -56,6 +58,35 @@ class MissingMessage(Sgd):
 
 
 @dataclass(frozen=True)
+class MistypedRead(Scaffold):
+    def direction(self, g: torch.Tensor, ctx: LocalContext, gradient: Gradient) -> torch.Tensor:
+        return g + ctx.local["corection"]
+
+
+@dataclass(frozen=True)
+class MistypedState(Scaffold):
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        state, sent = super().finish(ctx)
+        return {f"{name}s": value for name, value in state.items()}, sent
+
+
+@dataclass(frozen=True)
+class MistypedServer(Sgd):
+    def on_server(self) -> Fields:
+        return (vector("momentum"),)
+
+    def step(self, x: torch.Tensor, q: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        return x + q, {"momentun": q}
+
+
+@dataclass(frozen=True)
+class WrongShape(Scaffold):
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        state, sent = super().finish(ctx)
+        return {name: value.norm() for name, value in state.items()}, sent
+
+
+@dataclass(frozen=True)
 class Static(Drift):
     @staticmethod
     def finish(ctx: Any) -> Any:
@@ -67,8 +98,15 @@ MISTAKES: list[tuple[Algorithm, str]] = [
     (Algorithm(OnlyTarget()), "OnlyTarget must return two values from aggregate: a model and the state"),
     (Algorithm(OnlyKept()), "OnlyKept must return two values from finish: what the client keeps"),
     (Algorithm(Static()), "Static must return two values from finish: what the client keeps"),
-    (Algorithm(server=UndeclaredState()), "UndeclaredState reads 'm', which does not exist; declare .* in on_server"),
-    (Algorithm(server=UndeclaredMessage()), "UndeclaredMessage sends 'norm', which UndeclaredMessage.sends does not"),
+    (Algorithm(server=UndeclaredState()), "UndeclaredState.step reads 'm', which does not .* declare .* in on_server"),
+    (Algorithm(server=UndeclaredMessage()), "returns 'norm', but UndeclaredMessage.sends declares nothing; add"),
+    (
+        Algorithm(MistypedRead()),
+        r"direction reads 'corection', .*'correction'\? \(it has server state: c; cl",
+    ),
+    (Algorithm(MistypedState()), "returns 'cs', but MistypedState.on_client declares c; did you mean 'c'"),
+    (Algorithm(server=MistypedServer()), "returns 'momentun', but .*on_server declares .*did you mean 'momentum'"),
+    (Algorithm(WrongShape()), r"has shape \(\), but WrongShape.on_client declares shape \(5,\)"),
     (Algorithm(server=MissingMessage()), "MissingMessage.sends declares 'norm', but clients do not send it"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(fedflat, small):
     fedflat("run", "fedmo", *small, "--quiet", "--out", "whole")
     stopped = fedflat("run", "fedmo", *small, "--set", "stop.seconds=0.000001", "--json", "--out", "parts")
     assert json.loads(stopped.stdout)["status"] == "paused"
-    assert "fedflat resume parts" in fedflat("show", "parts").stdout
+    shown = " ".join(fedflat("show", "parts").stdout.split())
+    assert "after round 1; last checkpoint: round 1; continue with fedflat resume parts" in shown
+    assert "Resuming from the checkpoint of round 1 of" in fedflat("resume", "parts").stderr
     while json.loads(fedflat("resume", "parts", "--workers", "1", "--json").stdout)["status"] != "finished":
         pass
     assert Path("parts/metrics.jsonl").read_text() == Path("whole/metrics.jsonl").read_text()
@@ -120,12 +123,16 @@ def test_resume_may_change_only_execution_settings(fedflat, small):
 
 
 def test_an_unfinished_run_is_shown_with_the_resume_command(fedflat, small):
-    fedflat("run", *small, "--quiet", "--out", "r")
-    Path("r/status.json").write_text('{"status": "running"}')
-    assert "fedflat resume r" in fedflat("show", "r").stdout
-    Path("r/metrics.jsonl").write_text("")
-    shown = fedflat("show", "r").stdout
-    assert "interrupted before its first evaluation" in shown and "best over test" not in shown
+    folder = Path("my run")
+    fedflat("run", *small, "--quiet", "--out", folder)
+    (folder / "status.json").write_text('{"status": "running"}')
+    shown = " ".join(fedflat("show", folder).stdout.split())
+    assert "last evaluation: round 3 of 3; last checkpoint: round 3; continue with fedflat resume 'my run'" in shown
+    (folder / "metrics.jsonl").write_text("")
+    shutil.rmtree(folder / "checkpoint")
+    shown = fedflat("show", folder).stdout
+    assert "interrupted before its first evaluation; no checkpoint" in shown and "best over test" not in shown
+    assert "no checkpoint yet; starting from round 0" in fedflat("resume", folder).stderr
 
 
 def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import warnings
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from fedflat.cli.shared.several_runs import verdict
 from fedflat.data import Dataset, load
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
-from fedflat.experiment.store.provenance import fingerprint, fingerprints
+from fedflat.experiment.store.provenance import FINGERPRINTS_KEY, METADATA_KEY, fingerprint, fingerprints
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather
@@ -136,6 +137,34 @@ def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
     assert reason.endswith("the same settings and seed; their data differ, so report them separately")
     (tmp_path / "away.npz").replace(where)
     assert fedflat.resume(tmp_path / "copy").record.status == "finished"
+
+
+@pytest.mark.parametrize("kind", ["vectors", "images"])
+def test_models_are_evaluated_with_the_statistics_of_training(kind: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets, options, factor = rng.normal(3, 2, (60, 3)), rng.normal(size=60), ",standardise=true", -2
+    if kind == "images":
+        inputs, targets, options = rng.integers(0, 100, (60, 1, 8, 8), np.uint8), rng.integers(0, 3, 60), ""
+        factor = 1  # keep the class numbers
+    test = {"test_inputs": inputs[40:], "test_targets": targets[40:]}
+    where = tmp_path / "own.npz"
+    np.savez(where, inputs=inputs[:40], targets=targets[:40], **test)
+    dataset = f"arrays(path={where}{options})"
+    result = fedflat.run("fedavg", dataset=dataset, partition="iid", out=tmp_path / "run", model="mlp", **SETTINGS)
+    np.savez(where, inputs=inputs[:40] * 2, targets=targets[:40] * factor, **test)
+    evaluate = partial(fedflat.load(tmp_path / "run").evaluate, on="test")
+    with pytest.warns(UserWarning, match="have changed .* normalised with the statistics of the training data"):
+        loss = evaluate().parts["test"]["loss"]
+    assert loss == pytest.approx(result.history[-1]["test"]["server"]["loss"], rel=1e-5)
+    stored = tmp_path / "run" / "partition.json"
+    partition = json.loads(stored.read_text())
+    stored.write_text(json.dumps({key: value for key, value in partition.items() if key != METADATA_KEY}))
+    with pytest.warns(UserWarning, match="have changed .* normalised with its own statistics"):
+        evaluate()
+    stored.write_text(json.dumps({**partition, FINGERPRINTS_KEY: {"data": f"{dataset} 3e5912ab34cd"}}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # early versions defined the hash differently
+        evaluate()
 
 
 def test_fingerprints_depend_on_values_not_identities() -> None:

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.algorithms import Algorithm
+from fedflat.algorithms.drift.dyn import Dyn
+from fedflat.algorithms.drift.prox import Prox
 from fedflat.algorithms.drift.scaffold import Scaffold
 from fedflat.algorithms.named import NAMED
+from fedflat.algorithms.perturbation.lesam import Lesam
 from fedflat.algorithms.perturbation.sam import Sam
 from fedflat.algorithms.slot import CohortMeans, Drift, Gradient, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
@@ -102,12 +105,6 @@ class Gossip(Drift):
 
 
 @dataclass(frozen=True)
-class Undeclared(Drift):
-    def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        return {"c": ctx.displacement}, {}
-
-
-@dataclass(frozen=True)
 class WrongWay(Drift):
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
         return means.z - means.displacement, {}
@@ -130,7 +127,6 @@ class Forgetful(Drift):
         (Algorithm(Noisy()), "runs are deterministic"),
         (Algorithm(Gossip()), "client states are independent"),
         (Algorithm(Fading()), "clients may have unequal numbers of examples and steps"),
-        (Algorithm(Undeclared()), "state and messages are as declared"),
     ],
     ids=lambda value: type(value.drift).__name__ if isinstance(value, Algorithm) else None,
 )
@@ -147,6 +143,49 @@ def test_undeclared_gradients_are_counted() -> None:
         check_algorithm(Algorithm(perturbation=Undercounted()))
     with pytest.raises(Broken, match=r": 3 computed in round 1, 2 declared \(ascent_passes=1, extra_passes=0"):
         check_algorithm(Algorithm(CorrectedLater(), Sam()))
+
+
+@dataclass(frozen=True)
+class Repelled(Prox):
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return g - self.mu * (ctx.y - ctx.z)
+
+
+@dataclass(frozen=True)
+class WrongDual(Dyn):
+    def finish(self, ctx: LocalContext) -> tuple[State, State]:
+        state, sent = super().finish(ctx)
+        return {name: 2 * ctx.client[name] - value for name, value in state.items()}, sent
+
+
+@dataclass(frozen=True)
+class Doubled(Drift):
+    """Longer steps are no sign error."""
+
+    def direction(self, g: Tensor, ctx: LocalContext, gradient: Gradient) -> Tensor:
+        return 2 * g
+
+
+@pytest.mark.parametrize("drift", [WrongCorrection(), Repelled(mu=0.1), WrongDual()])
+def test_mild_sign_errors_of_a_drift_are_named(drift: Drift, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = "clients drift no further apart than with FedAvg"
+    monkeypatch.setattr(algorithms, "ALWAYS", {claim: algorithms.ALWAYS[claim]})  # the others take longer
+    with pytest.raises(Broken, match=claim):
+        check_algorithm(Algorithm(drift))
+    check_algorithm(Algorithm(Doubled()))
+
+
+@pytest.mark.usefixtures("only_claims_and_limits")
+def test_offsets_without_gradients_may_claim_to_increase_the_loss() -> None:
+    check_algorithm("fedlesam", claims=[algorithms.ASCENT])
+    with pytest.raises(Broken, match="check the sign of the offset"):
+        check_algorithm(Algorithm(perturbation=Receding()), claims=[algorithms.ASCENT])
+
+
+@dataclass(frozen=True)
+class Receding(Lesam):
+    def begin(self, ctx: LocalContext) -> State:
+        return {name: -value for name, value in super().begin(ctx).items()}
 
 
 @pytest.mark.usefixtures("only_claims_and_limits")

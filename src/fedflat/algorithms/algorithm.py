@@ -17,7 +17,7 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.drift import Drift
 from fedflat.algorithms.local_optimiser import LocalOptimiser
 from fedflat.algorithms.lr_schedule import LrSchedule, Schedule
-from fedflat.algorithms.part_checks import aggregate, finish, require_declared
+from fedflat.algorithms.part_checks import aggregate, explain_key_errors, finish, require_declared, require_sent
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Pilot, Slot
@@ -171,6 +171,7 @@ class Algorithm:
         """Whether local steps distil from a teacher, for which the task must have logits."""
         return self.drift.needs_teacher or self.perturbation.needs_teacher
 
+    @explain_key_errors
     def broadcast(self, x: Tensor, server: States) -> Tensor:
         """Return the model z from which clients start, shape (P,), given the server model ``x`` and its state."""
         return self.drift.start(x, server["drift"])
@@ -179,6 +180,7 @@ class Algorithm:
         """Return the model from which a client starts, shape (P,), given the broadcast model ``z`` and its state."""
         return self.start.personal(z, client["start"])
 
+    @explain_key_errors
     def begin(
         self,
         z: Tensor,
@@ -312,6 +314,7 @@ class Algorithm:
 
         return corrected
 
+    @explain_key_errors
     def finish(self, local: LocalState) -> tuple[States, Message]:
         """Return the client's new state and its message to the server, both by slot, after the last local step.
 
@@ -334,12 +337,13 @@ class Algorithm:
             "drift": drift_sent,
             "perturbation": perturbation_sent,
             "local_optimiser": optimiser_sent,
-            "server": require_declared(self.server, self.server.measure(displacement)),
+            "server": require_sent(self.server, self.server.measure(displacement), displacement),
             "start": start_sent,
             "weights": {},
         }
         return client, Message(displacement, local.drift.lr_sum, sent)
 
+    @explain_key_errors
     def aggregate(self, cohort: CohortMeans, means: States, server: States) -> tuple[Tensor, States]:
         """Compute the new server model from what the cohort sent.
 
@@ -358,11 +362,14 @@ class Algorithm:
         target, new_drift = aggregate(self.drift, cohort._replace(mean=means["drift"]), server["drift"])
         server_means = cohort._replace(mean=means["server"])
         x, new_optimiser = aggregate(self.server, server_means, target - cohort.x, server["server"])
-        new_drift = new_drift | self.drift.after_server_step(x, server["drift"] | new_drift)
+        after_step = self.drift.after_server_step(x, server["drift"] | new_drift)
+        new_drift = new_drift | require_declared(self.drift, "on_server", after_step)
         perturbation_means = cohort._replace(mean=means["perturbation"])
         new_perturbation = self.perturbation.aggregate(perturbation_means, server["perturbation"], x)
+        require_declared(self.perturbation, "on_server", new_perturbation)
         optimiser_means = cohort._replace(mean=means["local_optimiser"])
         new_local_optimiser = self.local_optimiser.aggregate(optimiser_means, server["local_optimiser"])
+        require_declared(self.local_optimiser, "on_server", new_local_optimiser)
         return x, {
             "drift": server["drift"] | new_drift,
             "perturbation": server["perturbation"] | new_perturbation,

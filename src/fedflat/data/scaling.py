@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -99,6 +99,43 @@ def scale_columns(
         f"{prefix}std": tuple(scale.reshape(-1).tolist()),
     }
     return replace(dataset, train=train, test=test, **constants)
+
+
+def renormalise(dataset: Dataset, constants: Mapping[str, Sequence[float]]) -> Dataset | None:
+    """Return a copy that is normalised by other constants, e.g. those of the data that a model was trained on.
+
+    Args:
+        dataset: uint8 images, or standardised inputs or targets; other values stay unchanged.
+        constants: ``mean``, ``std``, ``target_mean`` and ``target_std``, in the original units.
+
+    Returns:
+        The copy; None if the constants do not fit the dataset, e.g. because it has other columns.
+
+    >>> import numpy as np
+    >>> from fedflat.data import from_arrays
+    >>> inputs, targets = np.array([[10.0], [30.0]]), np.array([0, 1])
+    >>> data = standardise(from_arrays(inputs, targets, inputs, targets))
+    >>> constants = {"mean": [0.0], "std": [10.0], "target_mean": [], "target_std": []}
+    >>> renormalise(data, constants).train.inputs.tolist()
+    [[1.0], [3.0]]
+    """
+    for which, names in (("inputs", ("mean", "std")), ("targets", ("target_mean", "target_std"))):
+        new: dict[str, Any] = {name: tuple(constants[name]) for name in names}
+        old = {name: getattr(dataset, name) for name in names}
+        if any(len(new[name]) != len(old[name]) for name in names):
+            return None
+        if new == old:
+            continue
+        values = getattr(dataset.train, which)
+        if values.dtype != torch.uint8:  # uint8 images are normalised batch by batch
+            columns = [_to_columns(each, values.shape[1:], which) for each in (*old.values(), *new.values())]
+            old_mean, old_std, new_mean, new_std = columns
+            shift, scale = (new_mean - old_mean) / old_std, new_std / old_std
+            for name in ("train", "test"):
+                split = getattr(dataset, name)
+                new[name] = replace(split, **{which: _scaled(getattr(split, which), shift, scale)})
+        dataset = replace(dataset, **new)
+    return dataset
 
 
 def _to_columns(values: Any, shape: torch.Size, what: str) -> torch.Tensor:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
 from fedflat.algorithms import Algorithm, algorithm, canonical
-from fedflat.algorithms.algorithm import SLOTS, flat_fields, flat_state
+from fedflat.algorithms.algorithm import SLOTS, flat_state
 from fedflat.algorithms.composition import part_name
+from fedflat.algorithms.slot import Drift
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.errors import one_of
 from fedflat.testing.broken import Broken
@@ -24,10 +25,14 @@ EXACT, CLOSE = 1e-12, 1e-9
 """Largest allowed differences between results of the same computation, and between those of equivalent ones."""
 SMALL = 0.01
 """Largest relative change of the server model in a round with tiny local steps."""
+ASCENT = "perturbations increase the loss"
+"""Checked for every perturbation that is computed from a gradient; others may claim it."""
 COHORTS = ([0, 2], [1, 3], [0, 1, 3], [2], [0, 1, 2, 3], [1, 2])
 """Participating clients of each round, in cohorts of different sizes."""
 EQUAL, UNEQUAL = Quadratics(), Quadratics(examples=(1, 2, 5, 3))
 """Clients with equal and with different numbers of examples and local steps."""
+SPREAD_ROUNDS, SPREAD_STEPS, MAX_SPREAD = 5, 10, 1.005
+"""Rounds and local steps after which clients' models may be at most this many times as far apart as with FedAvg."""
 ROUNDS_TO_APPROACH, ROUNDS_TO_CONVERGE = 15, 100
 """Numbers of rounds in which algorithms approach the optimum of the quadratics, and converge to it."""
 
@@ -77,7 +82,7 @@ def check_algorithm(
             raise one_of("claim", claim, CLAIMS)
     checks = {**ALWAYS, **{claim: CLAIMS[claim] for claim in claims}}
     if tested.perturbation.ascent_passes:
-        checks["perturbations increase the loss"] = _perturbations_ascend
+        checks[ASCENT] = _perturbations_ascend
     if limits:
         target = algorithm(becomes) if isinstance(becomes, str) else becomes
         shown = ", ".join(f"{key}={value:g}" for key, value in limits.items())
@@ -119,27 +124,6 @@ def _model_difference(a: Trajectory, b: Trajectory) -> str | None:
     for round, (x, y) in enumerate(zip(a.x, b.x, strict=True)):
         if _distance(x, y) > CLOSE:
             return f"after round {round} the models differ by {_distance(x, y):.3g}"
-    return None
-
-
-def _state_is_declared(tested: CheckedAlgorithm) -> str | None:
-    """Check that client state and messages have the declared names and shapes; returns the violation, or None."""
-    quadratics = Quadratics()
-    try:
-        outcome = run_rounds(tested.algorithm, quadratics, [[0, 1]]).outcomes[0]
-    except KeyError as undeclared:  # engines allocate memory for declared fields only
-        return f"{undeclared} is kept or sent but not declared by on_client() or sends()"
-    for declared, states in (
-        (tested.algorithm.client_fields(), outcome.clients[0].state),
-        (tested.algorithm.message_fields(), outcome.means),
-    ):
-        values = flat_state(states)
-        for name, field in flat_fields(declared).items():
-            expected = (quadratics.size,) if field.vector else ()
-            if name not in values:
-                return f"{name} is missing; expected shape {expected}"
-            if tuple(values[name].shape) != expected:
-                return f"{name} is of shape {tuple(values[name].shape)}; expected shape {expected}"
     return None
 
 
@@ -263,10 +247,48 @@ def _handles_unequal_clients(tested: CheckedAlgorithm) -> str | None:
     return f"with clients of {counts} examples, and as many local steps, {reason}"
 
 
+def _stays_together(tested: CheckedAlgorithm) -> str | None:
+    """Check that the drift correction alone does not move clients' models further apart than FedAvg does.
+
+    Corrections counteract client drift or add a direction that all clients share, so their local models differ at most
+    as much as those of FedAvg. A drift whose very first steps are longer than gradient steps is not compared.
+
+    Returns the violation, or None.
+    """
+    drift = tested.algorithm.drift
+    if drift == Drift() or _spread(drift, 1, 1) > _fedavg_spread(1, 1) * (1 + EXACT):
+        return None
+    ratio = _spread(drift, SPREAD_ROUNDS, SPREAD_STEPS) / _fedavg_spread(SPREAD_ROUNDS, SPREAD_STEPS)
+    if ratio <= MAX_SPREAD:
+        return None
+    return (
+        f"after {SPREAD_ROUNDS} rounds, the models of all clients are {ratio:.3g} times as far apart as with FedAvg; "
+        "check the sign of the correction and of what clients keep or send for it"
+    )
+
+
+@cache
+def _fedavg_spread(rounds: int, steps: int) -> float:
+    return _spread(Drift(), rounds, steps)
+
+
+def _spread(drift: Drift, rounds: int, steps: int) -> float:
+    """Return how far apart the clients' models are in the last round of a run from the joint optimum."""
+    quadratics = Quadratics()
+    quadratics.start = quadratics.optimum()
+    run = run_rounds(Algorithm(drift), quadratics, _full_participation(quadratics, rounds), steps=steps, lr=0.2)
+    rows, states = run.outcomes[-1].rows, run.states[-2]  # states before the last round
+    assert rows is not None  # the CPU's engine has them
+    uploads = enumerate(rows.displacements)
+    moves = torch.stack([drift.local_displacement(upload, states[client]["drift"]) for client, upload in uploads])
+    return float((moves - moves.mean(0)).norm())
+
+
 def _perturbations_ascend(tested: CheckedAlgorithm) -> str | None:
     """Check that SAM's perturbation of the weights y by e increases the loss; returns the violation, or None.
 
-    The first gradient of a local step is taken at y, the last one at y + e, so that f(y + e) >= f(y) must hold.
+    The last gradient of a local step is taken at y + e, so that f(y + e) >= f(y) must hold. The second round is
+    checked, because some offsets, such as LESAM's, need the first one.
     """
     quadratics = Quadratics(clients=1)
     problem = quadratics.problem()
@@ -279,8 +301,8 @@ def _perturbations_ascend(tested: CheckedAlgorithm) -> str | None:
 
     problem.loss_and_gradient = record_point  # type: ignore[method-assign, assignment]
     quadratics.problem = lambda: problem  # type: ignore[method-assign]
-    run_rounds(tested.algorithm, quadratics, [[0]], steps=1)
-    iterate, perturbed = quadratics.value(points[0]), quadratics.value(points[-1])
+    second = run_rounds(tested.algorithm, quadratics, [[0]] * 2, steps=1).outcomes[1]
+    iterate, perturbed = quadratics.value(second.returned.z), quadratics.value(points[-1])
     if perturbed >= iterate:
         return None
     return (
@@ -329,7 +351,6 @@ def _with_parameters(tested: Algorithm, values: Mapping[str, float]) -> Algorith
 
 
 ALWAYS: dict[str, Check] = {
-    "state and messages are as declared": _state_is_declared,
     "local steps compute as many gradients as declared": _passes_are_declared,
     "runs are deterministic": _is_deterministic,
     "iterates stay finite at a small learning rate": _stays_finite,
@@ -340,10 +361,12 @@ ALWAYS: dict[str, Check] = {
     "a single client descends at a small learning rate": _descends,
     "all clients together approach the joint optimum": _approaches_optimum,
     "clients may have unequal numbers of examples and steps": _handles_unequal_clients,
+    "clients drift no further apart than with FedAvg": _stays_together,
 }
 """Properties of every algorithm, by name."""
 CLAIMS: dict[str, Check] = {
     "with equal clients it is FedAvg": _equals_fedavg,
     "finds the joint optimum": _finds_optimum,
+    ASCENT: _perturbations_ascend,
 }
 """Further properties that an algorithm may claim, by name."""

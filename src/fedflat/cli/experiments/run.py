@@ -25,12 +25,13 @@ from fedflat.cli.shared.flags import (
 )
 from fedflat.cli.shared.one_run import CURVE, draw_curve, print_run, run_document
 from fedflat.cli.shared.screen import fetch_if_missing, print_json, print_precision, show_loading
+from fedflat.experiment.callback import Callback
 from fedflat.reporting.forecast import ForecastCallback
 from fedflat.reporting.progress import progress
 from fedflat.setting_names import EXECUTION_SETTINGS
 
 if TYPE_CHECKING:
-    from fedflat.experiment.callback import Callback
+    from fedflat.experiment.callback import RunView
     from fedflat.experiment.config import Config
 
 RUNS = Path("runs")
@@ -110,6 +111,17 @@ def resume(
         print_run(record)
 
 
+class ResumeMessage(Callback):
+    """Prints the round from which a run is resumed."""
+
+    def began(self, run: RunView) -> None:
+        """Print the round of the checkpoint; without one, the run starts from its first round."""
+        message = f"Resuming from the checkpoint of round {run.rounds} of {run.config.training.rounds}."
+        if run.rounds == run.config.init_rounds:
+            message = f"The run has no checkpoint yet; starting from round {run.rounds}."
+        print(message, file=sys.stderr)
+
+
 def _check(config: Config) -> None:
     """Build the data, partition and model of a dry run, with the same errors as the run; nothing is downloaded."""
     from fedflat.algorithms import algorithm
@@ -154,7 +166,8 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
     fetch_if_missing(config, silent)
     try:
         with progress(silent) as display:
-            callbacks = (display, ForecastCallback(display.show_forecast), *tracking)
+            resumed = (ResumeMessage(),) if resume and not silent else ()
+            callbacks = (*resumed, display, ForecastCallback(display.show_forecast), *tracking)
             run = Run(config, folder, callbacks=callbacks, resume=resume)
             trained_part = describe_trained(run.problem.model)  # empty if the whole model is trained
             if trained_part and not silent:
@@ -167,7 +180,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
     except KeyboardInterrupt:
         if RunFolder(folder).exists:
             rounds = checkpoint_rounds(RunFolder(folder)) or config.init_rounds
-            raise Interrupted(f"continue from round {rounds} with: fedflat resume {folder}") from None
+            raise Interrupted(f"continue from round {rounds} with: {RunFolder(folder).resume_command}") from None
         raise Interrupted("nothing was written yet") from None
     draw_curve(Result(record))
     if as_json:

@@ -24,7 +24,7 @@ from fedflat.reporting.figures.files import write_figure as write_figure
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fedflat.experiment.store.run_folder import Record
+    from fedflat.experiment.store.run_folder import Record, RunFolder
     from fedflat.reporting.result import Comparison, Result
 
 CURVE = "curve.png"
@@ -202,19 +202,32 @@ def _print_models(
 
 
 def _describe_status(record: Record, rounds: int | None) -> Text:
-    """Return the coloured status, its reason or the evaluated rounds, and how to continue an unfinished run."""
+    """Return the coloured status, its reason or the evaluated rounds, and where and how to continue a run."""
     from rich.text import Text
 
+    status, total = current_status(record), record.config.training.rounds
     if record.reason:
         details = f": {record.reason}"
     elif rounds is None:
         details = " before its first evaluation"
+    elif status == "interrupted":  # later rounds left no trace
+        details = f"; last evaluation: round {rounds} of {total}"
     else:
-        details = f" after {rounds} of {record.config.training.rounds} rounds"
-    status = current_status(record)
+        details = f" after {rounds} of {total} rounds"
     if status in ("interrupted", "paused") and record.folder is not None:
-        details += f" (continue with {record.folder.resume_command})"
+        details += f"; {_describe_checkpoint(record.folder)}; continue with {record.folder.resume_command}"
     return Text.assemble((status, STATUS_STYLE.get(status, "")), details)
+
+
+def _describe_checkpoint(folder: RunFolder) -> str:
+    """Return the round of a run's last checkpoint, from which the run would continue, as text."""
+    from fedflat.experiment.store.checkpoint import checkpoint_rounds
+
+    try:
+        rounds = checkpoint_rounds(folder)
+    except UserError as error:
+        return str(error)
+    return "no checkpoint" if rounds is None else f"last checkpoint: round {rounds}"
 
 
 def _describe_time(seconds: float, flatness_seconds: float | None) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States
+from fedflat.algorithms.part_checks import explain_key_errors
 from fedflat.data import Examples
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import evaluation_plan, evaluation_result
@@ -166,6 +167,7 @@ class LoopEngine(CohortEngine):
         return pool.map(function, tasks)
 
 
+@explain_key_errors
 def _train(
     shared: dict[str, Any],
     training: Training,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import LocalState
+from fedflat.algorithms.part_checks import explain_key_errors
 from fedflat.algorithms.teacher import Teacher
 from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.engines.problem.objective import PassResult
@@ -48,6 +49,7 @@ LocalStep = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, T
 def eager_step(problem: Problem, training: Training) -> LocalStep:
     """Build an eager local step for a problem and training; it changes BatchNorm statistics and counters in place."""
 
+    @explain_key_errors
     def local_step(
         local: LocalState,
         positions: Tensor,

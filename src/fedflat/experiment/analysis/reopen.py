@@ -21,9 +21,9 @@ from fedflat.engines.problem.task import Task
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import build_problem, is_user_supplied, name_user_objects
+from fedflat.experiment.setup.problem import build_problem, is_user_supplied, load_data, name_user_objects
 from fedflat.experiment.setup.weights import TORCH_SUFFIXES, load_tensors
-from fedflat.experiment.store.provenance import warn_of_changed_data
+from fedflat.experiment.store.provenance import as_in_training
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
 
 LISTED_ROUNDS = 8
@@ -139,9 +139,9 @@ def reopen(
             raise _missing_object(record, argument, name, method)
     if not with_initial_weights:
         config = _without_initial_weights(record, config, network)
-    problem, partition = build_problem(config, dataset, network, task)
     if record.folder is not None and name_of_data == record.config.data.dataset:  # not deliberately on other data
-        warn_of_changed_data(record.folder, problem.data)
+        dataset = as_in_training(record.folder, load_data(config, dataset))
+    problem, partition = build_problem(config, dataset, network, task)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(
             f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -14,6 +15,7 @@ from torch import nn
 
 from fedflat.data import Dataset, Partition
 from fedflat.data.partitioners.partitioner import MAX_COUNTED_TOKENS
+from fedflat.data.scaling import renormalise
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import RunFolder
@@ -87,7 +89,7 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
                 f"the run in {folder.path} began with {_describe(name, previous)}, "
                 f"but this is {_describe(name, current)}; pass the same {name}= again, or choose another folder"
             )
-    if _differ(previous.get("data"), current.get("data")):
+    if _differ(_data_hash(previous), current.get("data")):
         change = _describe_change(folder, previous["data"], current["data"])
         remedy = "or choose another --out" if partition is None else folder.remedy
         raise UserError(f"{change}; restore them (if passed in Python: the same dataset=), {remedy}")
@@ -111,15 +113,34 @@ def recorded_data(folder: RunFolder) -> str | None:
         recorded: dict[str, str] = folder.partition().get(FINGERPRINTS_KEY, {})
     except DamagedFile:
         return None
-    return recorded.get("data")
+    return _data_hash(recorded)
 
 
-def warn_of_changed_data(folder: RunFolder, data: Dataset) -> None:
-    """Warn if a run was trained on other data than ``data``, on which its models are to be measured."""
+def as_in_training(folder: RunFolder, data: Dataset) -> Dataset:
+    """Return ``data``, on which models of a run are to be measured, normalised with the run's statistics.
+
+    Warns if the run was trained on other data. ``data`` keep their own statistics if those of the run are unknown or do
+    not fit.
+    """
+    try:
+        normalised = renormalise(data, folder.partition()[METADATA_KEY])
+    except (DamagedFile, KeyError, TypeError, ValueError):
+        normalised = None
     previous, current = recorded_data(folder), data.fingerprint()
     if _differ(previous, current):
+        statistics = "its own statistics" if normalised is None else "the statistics of the training data"
         change = _describe_change(folder, previous, current)
-        warnings.warn(f"{change}; values refer to the new data, normalised with its own statistics", stacklevel=3)
+        warnings.warn(f"{change}; values refer to the new data, normalised with {statistics}", stacklevel=3)
+    return data if normalised is None else normalised
+
+
+def _data_hash(recorded: Mapping[str, str]) -> str | None:
+    """The hash of the data among recorded fingerprints; None if there is none.
+
+    Early versions recorded the name and a hash of another definition, which cannot be compared.
+    """
+    data_hash = recorded.get("data", "")
+    return data_hash if re.fullmatch("[0-9a-f]{12}", data_hash) else None
 
 
 def _differ(previous: str | None, current: str | None) -> bool:

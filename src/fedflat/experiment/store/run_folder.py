@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """The command that continues the run, for messages."""
-        return "the same flwr run as before" if self.has_real_sites else f"fedflat resume {self.path}"
+        return "the same flwr run as before" if self.has_real_sites else f"fedflat resume {quote(str(self.path))}"
 
     @property
     def remedy(self) -> str:
@@ -129,7 +130,7 @@ class RunFolder:
             is_free = not self.path.exists()
         if self.exists:
             raise UserError(
-                f"{self.path} already contains a run; continue it (fedflat resume {self.path}) or choose another --out"
+                f"{self.path} already contains a run; continue it ({self.resume_command}) or choose another --out"
             )
         if not is_free:
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
@@ -270,7 +271,7 @@ class RunFolder:
         try:
             tensors, about = tensor_files.read_tensors(path)
         except FileNotFoundError:
-            advice = "" if self.is_over else f"; if the run was interrupted: fedflat resume {self.path}"
+            advice = "" if self.is_over else f"; if the run was interrupted: {self.resume_command}"
             raise DamagedFile(f"{path} is missing; the run has not written it{advice}") from None
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
