@@ -125,5 +125,5 @@ def test_other_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError, match=message):
             load(text, tmp_path / "data")
-    with pytest.raises(UserError, match="the tokeniser is a int; expected 'bytes'"):
+    with pytest.raises(UserError, match="the tokeniser is a int; expected a tokeniser of transformers, or bytes"):
         from_texts(["a"], ["a"], tokeniser=5)

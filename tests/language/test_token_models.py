@@ -126,7 +126,7 @@ def test_unsuitable_texts_are_rejected_before_training(data: Any, model: nn.Modu
         fedflat.run("fedavg", dataset=data(), model=model, rounds=1, workers=1, **SMALL)
 
 
-@pytest.mark.parametrize(("task", "data"), [("perplexity", labelled), ("f1", language)])
+@pytest.mark.parametrize(("task", "data"), [("perplexity", labelled), ("exact_match", labelled), ("f1", language)])
 def test_tasks_need_suitable_targets(task: str, data: Any) -> None:
     with pytest.raises(fedflat.UserError, match=f"the task {task} needs .*, which {data.__name__} does not have"):
         fedflat.run("fedavg", dataset=data(), task=task, model=Tiny(), rounds=1, **SMALL)
