@@ -74,7 +74,9 @@ class HuggingFace(ModelSpec):
         except UserError:
             raise
         except Exception as error:  # the errors of transformers have many types
-            raise UserError(f"cannot build the model {source}: {str(error).strip().splitlines()[0]}") from error
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            remedy = f"; to use it offline: hf download {source} --local-dir DIR, then hf(path=DIR)" if self.hub else ""
+            raise UserError(f"cannot build the model {source}: {reason}{remedy}") from error
         finally:
             if has_progress_bar:
                 logging.enable_progress_bar()

@@ -95,8 +95,11 @@ def load_tokeniser(tokeniser: Any) -> Tokeniser:
             return PretrainedTokeniser(transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokeniser)))
         return PretrainedTokeniser(transformers.AutoTokenizer.from_pretrained(str(tokeniser)))
     except Exception as error:  # the errors of transformers have many types
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the tokeniser {tokeniser} ({reason}); expected {MEANING}") from error
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(
+            f"cannot load the tokeniser {tokeniser} ({reason}); expected {MEANING}; to use one of the Hub offline: "
+            "hf download NAME --local-dir DIR, then tokeniser=DIR"
+        ) from error
 
 
 def tokeniser_versions(tokeniser: str) -> list[str]:

@@ -36,6 +36,7 @@ class TextFileOptions:
         positional=True,
     )
     hub: str | None = param(None, "name of a dataset on the Hugging Face Hub, instead of path")
+    subset: str | None = param(None, "with hub: configuration, if the dataset has several")
     text: str = param("text", "column of the text")
     target: str | None = param(None, "column of classes; none trains a language model, which predicts every token")
     group: str | None = param(None, "column of natural clients, such as authors or topics")
@@ -90,13 +91,17 @@ class TextFiles(DatasetSource):
 
     def _hub_splits(self) -> tuple[dict[str, Any], list[str]]:
         """Download a dataset from the Hub, unless it is in the cache of ``datasets``."""
+        names = [name for name in (self.options.hub, self.options.subset) if name is not None]
+        datasets = require_package("datasets", self.text, extra="hub")
         try:
-            loaded = require_package("datasets", self.text, extra="hub").load_dataset(self.options.hub)
-        except UserError:
-            raise
+            loaded = datasets.load_dataset(*names)
         except Exception as error:  # the Hub's client has many exception types
             reason = " ".join(str(error).split())
-            raise UserError(f"cannot load {self.options.hub} from the Hugging Face Hub ({reason})") from error
+            script = f"import datasets; datasets.load_dataset({', '.join(map(repr, names))}).save_to_disk('DIR')"
+            raise UserError(
+                f"cannot load {self.options.hub} from the Hugging Face Hub ({reason}); check its name; to use it "
+                f'offline: python -c "{script}" with a network, then text(path=DIR)'
+            ) from error
         splits = self._choose_splits(loaded)
         return splits, [str(getattr(split, "_fingerprint", "")) for split in splits.values()]
 
