@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
 from statistics import median_low
 
-SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy", "f1"})
+SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy", "f1", "exact_match"})
 """Metrics between 0 and 1, which are shown in per cent."""
 MAX_NAMES = 20
 """Largest number of names in a text that lists them."""

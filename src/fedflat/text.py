@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fedflat.errors import UserError
 from fedflat.setting_names import SHORT_NAMES, unknown_parameter
@@ -162,7 +162,7 @@ def param(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
-    path: bool = False,
+    path: bool | Literal["if it exists"] = False,
     positional: bool = False,
 ) -> Any:
     """Declare a parameter of a spec, as the default of a dataclass field.
@@ -173,7 +173,8 @@ def param(
         low: smallest valid value.
         high: largest valid value.
         above: exclusive lower bound, instead of ``low``.
-        path: whether the value names a file or folder, so that configs store it as an absolute path.
+        path: whether the value names a file or folder, so that configs store it as an absolute path; or only if such
+            a file or folder exists.
         positional: whether a value without a name sets this parameter, as in ``dirichlet(0.1)``; only needed for
             components with several parameters.
     """
@@ -279,7 +280,7 @@ def respell(text: str, specs: Mapping[str, Any]) -> str:
         positional = [] if spec is None else positional_parameters(spec)
         if len(pieces) == 1 and _is_positional(pieces[0]) and len(positional) == 1:
             pieces = [f"{positional[0]}={pieces[0]}"]
-        path_parameters = {field.name for field in fields if field.metadata.get("path")}
+        path_parameters = {field.name: field.metadata.get("path") for field in fields}
         arguments = ",".join(_normalised(piece, path_parameters) for piece in pieces)
         return f"{registered_name}({arguments})" if arguments else registered_name
 
@@ -290,11 +291,13 @@ def respell(text: str, specs: Mapping[str, Any]) -> str:
     return _CALL.sub(convert, text)
 
 
-def _normalised(piece: str, path_parameters: set[str]) -> str:
+def _normalised(piece: str, path_parameters: Mapping[str, Any]) -> str:
     """Write ``parameter=value`` without spaces around ``=``, and with an absolute path if the value is a path."""
     name, equals, value = (part.strip() for part in piece.partition("="))
-    if name in path_parameters:
-        value = write_value(str(Path(str(read_value(value))).expanduser().absolute()))
+    if path_parameters.get(name):
+        path = Path(str(read_value(value))).expanduser().absolute()
+        if path_parameters[name] is True or path.exists():
+            value = write_value(str(path))
     return f"{name}{equals}{value}"
 
 

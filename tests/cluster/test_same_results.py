@@ -18,6 +18,7 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.round.contract import ModelState
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.setup.problem import build_problem
+from tests.language.tiny import Tiny, language
 
 from .federations import engine_of, same, small, walk
 
@@ -125,6 +126,21 @@ def test_a_run_with_user_supplied_data_and_model(ray: Any, tmp_path: Path) -> No
     assert runs[0].history == runs[1].history
     one, other = (run.state_dict("ema") for run in runs)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("train", ["all", "lora(rank=2,exact=true)", "lora(rank=2,only_b=true)"])
+def test_a_run_with_a_language_model(ray: Any, train: str) -> None:
+    """With the calling convention of ``transformers``, whose import takes seconds on each worker."""
+    torch.manual_seed(0)
+    user_objects = {"dataset": language(), "model": Tiny()}
+    settings = {"clients": 4, "clients_per_round": 3, "partition": "iid", "rounds": 2, "local_steps": 3, "lr": 0.5}
+    loop, cluster = (
+        fedflat.run("scaffold+sam", **user_objects, **settings, train=train, engine=name, workers=workers, device="cpu")
+        for name, workers in (("loop", 1), ("ray", 2))
+    )
+    one, other = (result.record.models["server"] for result in (loop, cluster))
+    assert torch.equal(one.weights, other.weights) and torch.equal(one.buffers, other.buffers)
+    assert bool(one.buffers.any()) == ("exact" in train) and loop.record.history == cluster.record.history
 
 
 def test_groups_of_clients_train_together(ray: Any) -> None:

@@ -143,6 +143,21 @@ def test_shakespeare_with_only_the_last_target(shakespeare: Path) -> None:
     assert sum(describe(every)["train_class_counts"]) == 240 and sum(describe(last)["train_class_counts"]) == 3
 
 
+def test_shakespeare_in_tokens_joins_the_sequences_of_a_role(shakespeare: Path) -> None:
+    write(shakespeare, "shakespeare", "train", {"HAMLET": ([line(9)], ["?"])}, 1)  # a gap separates two texts
+    data = load("shakespeare(tokeniser=bytes,length=100)", shakespeare)
+    rows = [
+        "".join("." if token == 256 else chr(token) for token in [inputs[0], *targets] if token >= 0)
+        for examples in (data.train, data.test)
+        for inputs, targets in zip(examples.inputs.tolist(), examples.targets.tolist(), strict=True)
+    ]
+    hamlet = line(0) + CHARACTERS[:2] + "." + line(9) + "?."
+    assert rows == [hamlet[:101], line(7) + "z.", hamlet[100:], "!."]
+    assert isinstance(data.train.targets, MappedTensor) and data.group_names == ("BANQUO", "HAMLET")
+    with pytest.raises(UserError, match="targets=last predicts characters; remove it"):
+        load("shakespeare(tokeniser=bytes,targets=last)", shakespeare)
+
+
 def test_roles_are_natural_clients_and_examples_can_be_taken(shakespeare: Path) -> None:
     dataset = load("shakespeare", shakespeare)
     partition = make_partition("natural", dataset.train.targets, 80, None, 0, groups=dataset.train.groups)

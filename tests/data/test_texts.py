@@ -72,14 +72,21 @@ def test_files_are_tokenised_once_and_mapped(tmp_path: Path, monkeypatch: pytest
     assert isinstance(book.train.targets, MappedTensor) and decoded(book.train.inputs[0]).startswith("to be.or not.to")
 
 
-def test_hugging_face_datasets_on_disk(tmp_path: Path) -> None:
+def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["bad", "good"])}
     )
     rows = {"text": ["no", "yes", "fine"], "label": [0, 1, 1]}
     split = datasets.Dataset.from_dict(rows, features=features)
-    datasets.DatasetDict({"train": split, "test": split}).save_to_disk(tmp_path / "hf")
+    both = datasets.DatasetDict({"train": split, "test": split})
+    both.save_to_disk(tmp_path / "hf")
+    hub = {("reviews",): both, ("many", "short"): both}  # datasets on the Hub
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names: hub[names])
+    for text in ("hub=reviews", "hub=many,subset=short"):
+        assert load(f"text({text},target=label)", tmp_path / "data").classes == ("bad", "good")
+    with pytest.raises(UserError, match=r"cannot load absent .*load_dataset\('absent'\).save_to_disk\('DIR'\)"):
+        load("text(hub=absent)", tmp_path / "data")
     data = load(f"text(path={tmp_path / 'hf'},target=label)", tmp_path / "data")
     assert data.classes == ("bad", "good") and data.test.targets.tolist() == [0, 1, 1]
     assert [decoded(row) for row in from_texts(split, split, pack=False).train.inputs] == ["no.", "yes.", "fine"]
@@ -125,5 +132,5 @@ def test_other_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError, match=message):
             load(text, tmp_path / "data")
-    with pytest.raises(UserError, match="the tokeniser is a int; expected 'bytes'"):
+    with pytest.raises(UserError, match="the tokeniser is a int; expected a tokeniser of transformers, or bytes"):
         from_texts(["a"], ["a"], tokeniser=5)

@@ -74,6 +74,25 @@ def test_messages_hold_exactly_the_bytes_of_the_card(text: str, tmp_path: Path) 
     assert record.history[-1]["bytes_up"] == 4 * tasks * chosen.floats_up(size)
 
 
+@pytest.mark.parametrize("train", ["lora(rank=2,exact=true)", "lora(rank=2,only_b=true)"])
+def test_language_models_agree_with_the_loop(train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "data"))
+    (tmp_path / "words.txt").write_text("".join(f"{'to be or not to be'[n % 9 :]}\n" for n in range(40)))
+    sizes = {"vocab_size": 257, "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 8}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, initializer_range=0.5)
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    more = {"model": f"hf({tmp_path / 'llama'})", "data.dataset": f"text(path={tmp_path / 'words.txt'},length=8)"}
+    more |= {"data.partition": "iid", "training.train": train, "training.task": "perplexity", "training.rounds": 2}
+    record, _ = deployed("scaffold+sam", tmp_path, **more)
+    expected = simulated("scaffold+sam", **more)
+    server, same = (result.models["server"] for result in (record, expected))
+    assert torch.equal(server.weights, same.weights) and torch.equal(server.buffers, same.buffers)
+    assert bool(server.buffers.any()) == ("exact" in train)
+    assert record.history == expected.history and expected.history[0]["test"] != expected.history[-1]["test"]
+
+
 def _numbers(messages: list[Any], floats_only: bool = False) -> int:
     records = [record for message in messages for record in message.content.array_records.values()]
     arrays = [array.numpy() for record in records for array in record.values()]

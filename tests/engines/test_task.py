@@ -63,7 +63,8 @@ def test_the_loss_of_characters_is_their_mean():
 
 def test_every_token_that_counts_has_the_same_weight_whatever_the_batches():
     logits, targets = torch.randn(3, 4, 5), torch.tensor([[0, 0, 4, 3], [0, 1, -100, -100], [-100] * 4])
-    task, tokens = TokenPrediction(), targets != -100
+    task, tokens = TokenPrediction("exact_match"), targets != -100
+    logits[1, 0, 0] = logits[1, 1, 1] = 9.0  # one of the two texts that count is predicted exactly
     expected = F.cross_entropy(logits[tokens], targets[tokens]).item()
     assert task.loss(logits, targets).item() == pytest.approx(expected)
     assert task.loss(logits[2:], targets[2:]).item() == 0  # nothing counts, but the loss is no NaN
@@ -72,7 +73,7 @@ def test_every_token_that_counts_has_the_same_weight_whatever_the_batches():
         totals.add(task.sums(logits[rows], targets[rows]), len(targets[rows]))
     accuracy = (logits.argmax(2) == targets)[tokens].double().mean().item()
     assert totals.metrics() == pytest.approx(
-        {"loss": expected, "accuracy": accuracy, "perplexity": math.exp(expected)}, rel=1e-6
+        {"loss": expected, "accuracy": accuracy, "perplexity": math.exp(expected), "exact_match": 0.5}, rel=1e-6
     )
     teacher = torch.randn(3, 4, 5)
     assert task.distillation(logits, teacher, targets, 2.0).item() == pytest.approx(

@@ -226,6 +226,7 @@ def effective_weights(problem: Problem, model: ModelState) -> dict[str, Tensor]:
     [
         (LORA, LoopEngine, False),
         ("lora(rank=2,only_b=true)", LoopEngine, True),
+        ("lora(rank=2,only_b=true)", LaneEngine, True),
         (EXACT, LoopEngine, True),
         (EXACT, LaneEngine, True),
     ],

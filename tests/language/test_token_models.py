@@ -17,7 +17,7 @@ from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.token_model import adapt
 from fedflat.experiment.make_config import prepare
 from fedflat.experiment.run import Run
-from tests.language.tiny import LENGTH, SMALL, VOCABULARY, Tiny, labelled, language, texts
+from tests.language.tiny import LENGTH, SMALL, VOCABULARY, WIDTH, Tiny, labelled, language, texts
 
 
 def test_padding_is_neither_attended_to_nor_counted() -> None:
@@ -108,6 +108,20 @@ def too_long() -> Dataset:
     return Dataset("long", examples, examples, ("a", "b"), kind="text")
 
 
+def configured(model: Tiny, **config: Any) -> Tiny:
+    """The model with other values in its config."""
+    vars(model.config).update(config)
+    return model
+
+
+class Roberta(Tiny):
+    """As in RoBERTa, the first positions are not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_embeddings = nn.Embedding(LENGTH, WIDTH, padding_idx=1)
+
+
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
@@ -116,6 +130,9 @@ def too_long() -> Dataset:
         (lambda: changed(language(), targets=-1), Tiny(), "training set of language has label -1; .*-100 to ignore"),
         (without_targets, Tiny(), "all targets of the training set of ignored are -100"),
         (too_long, Tiny(classes=2), "texts of long have 7 tokens, but custom:Tiny accepts at most 6; truncate"),
+        (language, Roberta(), "Roberta accepts at most 4; .*length=4"),
+        (language, configured(Tiny(), is_encoder_decoder=True), "Tiny is an encoder-decoder model"),
+        (labelled, Tiny(), r"labelled requires 3 numbers, one per class: use a model with a classifier"),
         (labelled, Tiny(classes=2), r"returns an output of shape \(2,\) per example, but labelled requires 3"),
         (language, Headless(), "Headless returns no logits; use a model with a head, such as AutoModelFor"),
         (language, Tiny(classes=3), r"output of shape \(3,\) per example, but language requires 12"),
@@ -126,7 +143,20 @@ def test_unsuitable_texts_are_rejected_before_training(data: Any, model: nn.Modu
         fedflat.run("fedavg", dataset=data(), model=model, rounds=1, workers=1, **SMALL)
 
 
-@pytest.mark.parametrize(("task", "data"), [("perplexity", labelled), ("f1", language)])
+def test_padding_by_tokens_is_reported() -> None:
+    settings: dict[str, Any] = {**SMALL, "rounds": 1, "workers": 1}
+    model = configured(Tiny(classes=3), pad_token_id=0)
+    padded = labelled()
+    for examples in (padded.train, padded.test):
+        examples.inputs.clamp_(min=0)
+    with pytest.warns(UserWarning, match="of labelled begin or end with the token 0, .*; replace padding by -100"):
+        fedflat.run("fedavg", dataset=padded, model=model, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedflat.run("fedavg", dataset=labelled(), model=model, **settings)
+
+
+@pytest.mark.parametrize(("task", "data"), [("perplexity", labelled), ("exact_match", labelled), ("f1", language)])
 def test_tasks_need_suitable_targets(task: str, data: Any) -> None:
     with pytest.raises(fedflat.UserError, match=f"the task {task} needs .*, which {data.__name__} does not have"):
         fedflat.run("fedavg", dataset=data(), task=task, model=Tiny(), rounds=1, **SMALL)

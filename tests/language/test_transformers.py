@@ -86,6 +86,7 @@ def test_folders_in_hugging_face_layout_are_trained_from_the_command_line(
     Path("reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in REVIEWS), encoding="utf-8")
     bert(num_labels=5).save_pretrained("bert")
     tokeniser.save_pretrained("bert")
+    tokeniser.backend_tokenizer.save("words.json")
     gpt2().config.save_pretrained("gpt2")
     (tmp_path / "gpt2" / "config.json").write_text(
         json.dumps(json.loads((tmp_path / "gpt2" / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]})
@@ -95,15 +96,17 @@ def test_folders_in_hugging_face_layout_are_trained_from_the_command_line(
     for dataset, model, metric in (
         ("text(path=reviews.jsonl,target=label,tokeniser=bert,length=16)", "hf(bert)", "f1"),
         ("text(path=reviews.jsonl,target=label,tokeniser=bert,length=12)", "hf(path=gpt2,head=classes)", "f1"),
-        ("text(path=reviews.jsonl,tokeniser=bert,length=12)", "hf(gpt2)", "perplexity"),
+        ("text(path=reviews.jsonl,tokeniser=words.json,length=12)", "hf(gpt2)", "perplexity"),
     ):
         command = ["run", "fedavg", "--dataset", dataset, "--model", model, "--task", metric, *flags]
         result = CliRunner().invoke(app, [*command, "--out", metric + model[:9]])
         assert result.exit_code == 0, result.output
         evaluated = fedflat.load(metric + model[:9]).history[-1]["test"]["server"]
         assert metric in evaluated
-    kept = fedflat.load("f1hf(bert)").state_dict()
-    assert kept["classifier.weight"].shape[0] == 2  # a new head, on the folder's weights
+    monkeypatch.chdir("bert")  # a run can be evaluated from any folder
+    kept = fedflat.load("../f1hf(bert)")
+    assert kept.evaluate(on="test")["test"]["loss"] == kept.history[-1]["test"]["server"]["loss"]
+    assert kept.state_dict()["classifier.weight"].shape[0] == 2  # a new head, on the folder's weights
 
 
 @pytest.mark.parametrize(

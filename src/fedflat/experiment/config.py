@@ -95,10 +95,10 @@ class DataSettings(SettingsGroup):
 class TrainingSettings(SettingsGroup):
     """Local training on each client."""
 
-    task: Literal["auto", "classification", "f1", "perplexity", "mse", "huber", "bce"] = Field(
+    task: Literal["auto", "classification", "f1", "perplexity", "exact_match", "mse", "huber", "bce"] = Field(
         "auto",
-        description="loss and metrics; auto: classification, mse for float targets, bce for 0/1 labels; f1 and "
-        "perplexity: classification of examples or tokens, judged by that metric",
+        description="loss and metrics; auto: classification, mse for float targets, bce for 0/1 labels; f1, "
+        "perplexity and exact_match: classification of examples or tokens, judged by that metric",
     )
     train: str = Field(
         "all",

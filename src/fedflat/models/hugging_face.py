@@ -55,6 +55,9 @@ class HuggingFace(ModelSpec):
         """Build the model, with weights from the folder if it has them; ``classes`` sets the size of a new head."""
         transformers = require_package("transformers", "the model hf", extra="text")
         source = self.hub or self.path
+        logging = transformers.utils.logging
+        has_progress_bar = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
         try:
             config = transformers.AutoConfig.from_pretrained(source)
             builder = getattr(transformers, self._builder(getattr(config, "architectures", None) or []))
@@ -71,7 +74,12 @@ class HuggingFace(ModelSpec):
         except UserError:
             raise
         except Exception as error:  # the errors of transformers have many types
-            raise UserError(f"cannot build the model {source}: {str(error).strip().splitlines()[0]}") from error
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            remedy = f"; to use it offline: hf download {source} --local-dir DIR, then hf(path=DIR)" if self.hub else ""
+            raise UserError(f"cannot build the model {source}: {reason}{remedy}") from error
+        finally:
+            if has_progress_bar:
+                logging.enable_progress_bar()
         return network.float().train()
 
     def _builder(self, architectures: list[str]) -> str:

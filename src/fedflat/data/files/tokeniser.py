@@ -1,6 +1,7 @@
 """Tokenisers: from texts to numbers of tokens.
 
-``bytes`` needs no other package. A folder in Hugging Face layout, or any tokeniser of ``transformers``, has subwords.
+``bytes`` needs no other package. A folder in Hugging Face layout, a ``tokenizer.json`` file, or any tokeniser of
+``transformers`` has subwords.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from fedflat.errors import UserError
 from fedflat.registry import require_package
 
 BYTES = "bytes"
+MEANING = "bytes, a tokenizer.json file, a folder written by save_pretrained, or a name on the Hugging Face Hub"
+"""Values of the option ``tokeniser``, for help and messages."""
 
 
 class Tokeniser(Protocol):
@@ -76,23 +79,36 @@ def load_tokeniser(tokeniser: Any) -> Tokeniser:
     """Return the tokeniser that ``tokeniser`` names, or the given one of ``transformers``.
 
     Args:
-        tokeniser: ``bytes``, a folder that contains a tokeniser, a name on the Hugging Face Hub, or an object.
+        tokeniser: ``bytes``, a file or folder that contains a tokeniser, a name on the Hugging Face Hub, or an object.
     """
     if tokeniser == BYTES:
         return ByteTokeniser()
     if not isinstance(tokeniser, str | Path):
         if not callable(tokeniser) or not hasattr(tokeniser, "convert_ids_to_tokens"):
             raise UserError(
-                f"the tokeniser is a {type(tokeniser).__name__}; expected 'bytes', a folder, a name on the Hugging "
-                "Face Hub, or a tokeniser of transformers"
+                f"the tokeniser is a {type(tokeniser).__name__}; expected a tokeniser of transformers, or {MEANING}"
             )
         return PretrainedTokeniser(tokeniser)
     transformers = require_package("transformers", f"the tokeniser {tokeniser}", extra="text")
     try:
+        if Path(tokeniser).is_file():
+            return PretrainedTokeniser(transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokeniser)))
         return PretrainedTokeniser(transformers.AutoTokenizer.from_pretrained(str(tokeniser)))
     except Exception as error:  # the errors of transformers have many types
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(
-            f"cannot load the tokeniser {tokeniser} ({reason}); expected 'bytes', a folder written by "
-            "save_pretrained, or a name on the Hugging Face Hub"
+            f"cannot load the tokeniser {tokeniser} ({reason}); expected {MEANING}; to use one of the Hub offline: "
+            "hf download NAME --local-dir DIR, then tokeniser=DIR"
         ) from error
+
+
+def tokeniser_versions(tokeniser: str) -> list[str]:
+    """Identify the content of a tokeniser's files without reading them; empty if it has no files."""
+    path = Path(tokeniser)
+    return [file_version(file) for file in ([path] if path.is_file() else sorted(path.glob("*")))]
+
+
+def file_version(file: Path) -> str:
+    """Identify the content of a file without reading it."""
+    status = file.stat()
+    return f"{file.absolute()} {status.st_size} {status.st_mtime_ns}"

@@ -1,15 +1,23 @@
-"""Shakespeare (LEAF): next-character prediction; natural clients are roles."""
+"""Shakespeare (LEAF): prediction of the next character or subword; natural clients are roles."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from fedflat.data.dataset import Dataset, Examples
+from fedflat.data.files.cache import cache_entry, fingerprint
+from fedflat.data.files.mapped import MappedTensor
+from fedflat.data.files.tokeniser import MEANING, load_tokeniser, tokeniser_versions
 from fedflat.data.sources.leaf import ArraysByName, Leaf, LeafArrays
 from fedflat.data.sources.source import DatasetCard
+from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
+from fedflat.errors import UserError
 from fedflat.text import param
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -20,12 +28,14 @@ UNKNOWN = 255
 
 @dataclass(frozen=True)
 class ShakespeareOptions:
-    """Which characters to predict."""
+    """Which characters or subwords to predict."""
 
     targets: Literal["all", "last"] = param(
         "all",
         "characters to predict: the next one at each of the 80 positions (all), or the one after the sequence (last)",
     )
+    tokeniser: str | None = param(None, f"predict tokens instead of characters: {MEANING}", path="if it exists")
+    length: int = param(80, "with tokeniser: number of tokens of an example", low=1)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,26 @@ class Shakespeare(Leaf):
     """
 
     options: ShakespeareOptions = field(default=ShakespeareOptions(), kw_only=True)
+
+    def read(self, data_dir: Path) -> Dataset:
+        """Read characters; with ``tokeniser``, join them to texts and tokenise these, unless they are cached."""
+        tokeniser = self.options.tokeniser
+        if tokeniser is None:
+            return super().read(data_dir)
+        if self.options.targets == "last":
+            raise UserError(f"{self.text}: targets=last predicts characters; remove it, or remove tokeniser")
+        characters = super().read(data_dir)
+        assert isinstance(characters.train.inputs, MappedTensor)
+        folder_name = characters.train.inputs.path.parent.name  # contains a fingerprint of the files
+        content_key = fingerprint([folder_name, tokeniser, self.options.length, *tokeniser_versions(tokeniser)])
+
+        def write(folder: Path) -> None:
+            """Tokenise all texts."""
+            splits = {name: partial(_texts, characters, name == "test") for name in ("train", "test")}
+            layout = TextFormat(group="role", length=self.options.length)
+            write_texts(folder, splits, layout, load_tokeniser(tokeniser), self.text)
+
+        return read_texts(cache_entry(data_dir, f"{self.name}-tokens", content_key, write), self.text)
 
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
         """Convert one role's examples to arrays; raises a ``ValueError`` for invalid ones.
@@ -69,6 +99,23 @@ class Shakespeare(Leaf):
             targets = next_characters[:, -1].clone() if self.options.targets == "last" else next_characters
             splits.append(Examples(inputs, targets, leaf.groups_of(test)))
         return Dataset(self.text, splits[0], splits[1], tuple(CHARACTERS), kind="text", group_names=leaf.users)
+
+
+def _texts(data: Dataset, test: bool) -> Iterator[Row]:
+    """Join sequences of characters that overlap in all but one, and yield each text with its role.
+
+    A test text starts after its first sequence, which may be the end of the role's training text.
+    """
+    examples = data.test if test else data.train
+    assert examples.groups is not None
+    characters, groups = np.array(list(CHARACTERS)), examples.groups.numpy()
+    for group in np.unique(groups):
+        first, end = np.searchsorted(groups, (group, group + 1))  # examples are sorted by role
+        inputs, targets = examples.inputs[first:end].numpy(), examples.targets[first:end].numpy()
+        continues = (inputs[1:] == targets[:-1]).all(1)
+        for rows in np.split(np.arange(len(inputs)), np.flatnonzero(~continues) + 1):
+            numbers = np.concatenate([inputs[rows[0]][LENGTH * test :], targets[rows, -1]])
+            yield {"text": "".join(characters[numbers]), "role": data.group_names[group]}
 
 
 SHAKESPEARE = Shakespeare(

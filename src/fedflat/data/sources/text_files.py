@@ -12,7 +12,7 @@ from typing import Any
 
 from fedflat.data.dataset import Dataset
 from fedflat.data.files.cache import cache_entry, fingerprint
-from fedflat.data.files.tokeniser import BYTES, load_tokeniser
+from fedflat.data.files.tokeniser import BYTES, MEANING, file_version, load_tokeniser, tokeniser_versions
 from fedflat.data.sources.source import DatasetSource
 from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
 from fedflat.errors import UserError, similar_file
@@ -36,10 +36,11 @@ class TextFileOptions:
         positional=True,
     )
     hub: str | None = param(None, "name of a dataset on the Hugging Face Hub, instead of path")
+    subset: str | None = param(None, "with hub: configuration, if the dataset has several")
     text: str = param("text", "column of the text")
     target: str | None = param(None, "column of classes; none trains a language model, which predicts every token")
     group: str | None = param(None, "column of natural clients, such as authors or topics")
-    tokeniser: str = param(BYTES, "bytes, or a folder or name on the Hugging Face Hub of a tokeniser")
+    tokeniser: str = param(BYTES, MEANING, path="if it exists")
     length: int = param(128, "largest number of tokens of an example", low=1)
     pack: bool = param(True, "for language models: join texts of a client, then divide them into equal lengths")
 
@@ -54,8 +55,7 @@ class TextFiles(DatasetSource):
         """Tokenise the texts unless they are cached, and build the dataset."""
         options = self.options
         splits, versions = self._hub_splits() if options.hub else self._local_splits(Path(self.path).expanduser())
-        tokeniser_files = sorted(Path(options.tokeniser).glob("*")) if options.tokeniser != BYTES else []
-        content_key = fingerprint([self.text, *versions, *map(_version, tokeniser_files)])
+        content_key = fingerprint([self.text, *versions, *tokeniser_versions(options.tokeniser)])
         layout = TextFormat(options.text, options.target, options.group, options.length, options.pack)
 
         def write(folder: Path) -> None:
@@ -76,7 +76,7 @@ class TextFiles(DatasetSource):
         """Return the texts of each split, and the versions of the files they come from."""
         if path.is_dir() and any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
             loaded = require_package("datasets", self.text, extra="hub").load_from_disk(str(path))
-            return self._choose_splits(loaded), [_version(file) for file in sorted(path.rglob("*.*"))]
+            return self._choose_splits(loaded), [file_version(file) for file in sorted(path.rglob("*.*"))]
         files = {"train": path}
         if path.is_dir():
             found = {split: [path / f"{split}{suffix}" for suffix in READABLE] for split in ("train", "test")}
@@ -87,17 +87,21 @@ class TextFiles(DatasetSource):
                 f"{path} {problem}; expected a {', '.join(READABLE)} file, a folder with such files named train and "
                 "test, or a folder written by save_to_disk of a Hugging Face dataset"
             )
-        return {split: partial(_read_file, file) for split, file in files.items()}, [*map(_version, files.values())]
+        return {split: partial(_read_file, file) for split, file in files.items()}, [*map(file_version, files.values())]
 
     def _hub_splits(self) -> tuple[dict[str, Any], list[str]]:
         """Download a dataset from the Hub, unless it is in the cache of ``datasets``."""
+        names = [name for name in (self.options.hub, self.options.subset) if name is not None]
+        datasets = require_package("datasets", self.text, extra="hub")
         try:
-            loaded = require_package("datasets", self.text, extra="hub").load_dataset(self.options.hub)
-        except UserError:
-            raise
+            loaded = datasets.load_dataset(*names)
         except Exception as error:  # the Hub's client has many exception types
             reason = " ".join(str(error).split())
-            raise UserError(f"cannot load {self.options.hub} from the Hugging Face Hub ({reason})") from error
+            script = f"import datasets; datasets.load_dataset({', '.join(map(repr, names))}).save_to_disk('DIR')"
+            raise UserError(
+                f"cannot load {self.options.hub} from the Hugging Face Hub ({reason}); check its name; to use it "
+                f'offline: python -c "{script}" with a network, then text(path=DIR)'
+            ) from error
         splits = self._choose_splits(loaded)
         return splits, [str(getattr(split, "_fingerprint", "")) for split in splits.values()]
 
@@ -107,12 +111,6 @@ class TextFiles(DatasetSource):
         if "train" not in splits:
             raise UserError(f"{self.text} has the splits {', '.join(splits)}; expected a split train")
         return {name: splits[name] for name in ("train", "test") if name in splits}
-
-
-def _version(file: Path) -> str:
-    """Identify the content of a file without reading it."""
-    status = file.stat()
-    return f"{file.absolute()} {status.st_size} {status.st_mtime_ns}"
 
 
 def _read_file(file: Path) -> Iterator[Row]:

@@ -138,11 +138,14 @@ TASK_TARGETS = {
     "classification": "classes",
     "f1": "classes",
     "perplexity": "classes",
+    "exact_match": "classes",
     "mse": "numbers",
     "huber": "numbers",
     "bce": "labels",
 }
 """Tasks by name, with the type of targets that each needs (``Dataset.target_type``)."""
+TOKEN_TASKS = ("perplexity", "exact_match")
+"""Tasks that need a class for each token, named after their primary metric."""
 _TARGETS_IN_WORDS = {
     "classes": "classes: integers or words, one per example",
     "numbers": "numbers: floats [n] or [n, columns]",
@@ -177,13 +180,13 @@ def task_for(data: Dataset, name: str = "auto") -> Task:
     if targets == "labels":
         return MultiLabel()
     per_token = data.kind == "text" and data.train.targets.ndim == 2
-    if (name == "perplexity" and not per_token) or (name == "f1" and data.train.targets.ndim > 1):
-        needed = "a class for each token of a text" if name == "perplexity" else "one class per example"
+    if (name in TOKEN_TASKS and not per_token) or (name == "f1" and data.train.targets.ndim > 1):
+        needed = "a class for each token of a text" if name in TOKEN_TASKS else "one class per example"
         raise UserError(f"the task {name} needs {needed}, which {data.name} does not have; use task auto")
     if data.kind == "segmentation":
         return Segmentation()
     if per_token:
-        return TokenPrediction(metric="perplexity" if name == "perplexity" else "accuracy")
+        return TokenPrediction(metric=name if name in TOKEN_TASKS else "accuracy")
     if name == "f1":
         return F1Classification(metric="f1")
     return F1Classification() if data.kind == "text" else Classification()

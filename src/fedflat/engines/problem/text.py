@@ -18,11 +18,12 @@ from fedflat.engines.problem.task import Classification, added_means
 class TokenPrediction:
     """Cross-entropy, accuracy and perplexity per token: language models, and labels of tokens.
 
-    Outputs are logits [batch, length, classes], targets are [batch, length]. A target of -100 does not count. All
-    means are over the tokens that count, so a long text has a larger weight than a short one.
+    Outputs are logits [batch, length, classes], targets are [batch, length]. A target of -100 does not count. Means
+    are over the tokens that count, so a long text has a larger weight than a short one. The exact match is the
+    fraction of texts in which all tokens that count are predicted correctly, each from the correct previous tokens.
 
     Attributes:
-        metric: name of the primary metric, ``accuracy`` or ``perplexity``.
+        metric: name of the primary metric: ``accuracy``, ``perplexity`` or ``exact_match``, computed only if primary.
     """
 
     metric: str = "accuracy"
@@ -40,9 +41,16 @@ class TokenPrediction:
         return (target != IGNORED_TOKEN).sum()
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Return the summed cross-entropy, the number of correct predictions, and the number of tokens that count."""
-        correct = (output.argmax(-1) == target).sum()
-        return {"loss": self._summed_loss(output, target), "accuracy": correct, "tokens": self.weight(target)}
+        """Return the summed cross-entropy, the number of correct predictions, and the number of tokens that count.
+
+        With the metric ``exact_match`` also the number of texts predicted exactly, and of texts with a token that
+        counts.
+        """
+        correct, counts = output.argmax(-1) == target, target != IGNORED_TOKEN
+        sums = {"loss": self._summed_loss(output, target), "accuracy": correct.sum(), "tokens": counts.sum()}
+        if self.metric == "exact_match":
+            sums |= {"exact_match": ((correct | ~counts).all(1) & counts.any(1)).sum(), "texts": counts.any(1).sum()}
+        return sums
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Return the means over tokens, and the perplexity, the exponential of the mean cross-entropy.
@@ -53,12 +61,15 @@ class TokenPrediction:
         """
         tokens = max(float(totals["tokens"]), 1.0)
         loss = float(totals["loss"]) / tokens
-        return {
+        metrics = {
             "loss": loss,
             "accuracy": float(totals["accuracy"]) / tokens,
             "perplexity": float(torch.tensor(loss, dtype=torch.float64).exp()),  # infinite, not an error, if too large
-            **added_means(totals, {"loss", "accuracy", "tokens"}, count),
+            **added_means(totals, {"loss", "accuracy", "tokens", "exact_match", "texts"}, count),
         }
+        if self.metric == "exact_match":
+            metrics["exact_match"] = float(totals["exact_match"]) / max(float(totals["texts"]), 1.0)
+        return metrics
 
     def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
         """Return the mean KL divergence from the teacher's predictions over the tokens of a batch that count."""

@@ -9,6 +9,7 @@ unchanged, and so do the class of the model and the names of its tensors.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from fedflat.data import IGNORED_TOKEN, Dataset, Examples
 from fedflat.data.dataset import token_range
 from fedflat.errors import UserError
 from fedflat.models.lstm import CharacterNetwork
+
+SAMPLE = 10_000
+"""Texts that are searched for padding."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,8 @@ def vocabulary_size(model: nn.Module) -> int:
 def check_tokens(model: nn.Module, name: str, data: Dataset, sets: Mapping[str, Examples]) -> None:
     """Reject data with tokens outside a model's vocabulary, or with longer texts than the model accepts.
 
-    A forward pass on two examples, as for other models, may miss such tokens, and its error would not say what to do.
+    Warns of texts that seem to be padded with tokens instead of -100. A forward pass on two examples, as for other
+    models, may miss such tokens, and its error would not say what to do.
 
     Args:
         model: the model.
@@ -118,7 +123,9 @@ def check_tokens(model: nn.Module, name: str, data: Dataset, sets: Mapping[str, 
         data: the dataset.
         sets: sets to evaluate on, by name.
     """
-    vocabulary = vocabulary_size(model)
+    config, vocabulary = getattr(model, "config", None), vocabulary_size(model)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"{name} is an encoder-decoder model, which is not supported; use an encoder or a decoder")
     remedy = "renumber the tokens, or name all classes"
     if takes_keywords(model):
         remedy = "use the tokeniser of this model, or resize its embeddings"
@@ -129,9 +136,36 @@ def check_tokens(model: nn.Module, name: str, data: Dataset, sets: Mapping[str, 
                 f"{data.name} contains the token {low if low < 0 else high}, but {name} accepts 0 to "
                 f"{vocabulary - 1}; {remedy}"
             )
-    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if isinstance(longest, int) and data.input_shape[0] > longest:
+    longest = _longest_text(model)
+    if longest is not None and data.input_shape[0] > longest:
         raise UserError(
             f"the texts of {data.name} have {data.input_shape[0]} tokens, but {name} accepts at most {longest}; "
-            "truncate them, or divide them into shorter texts"
+            f"truncate or divide them (length={longest})"
         )
+    for padding in (getattr(config, "pad_token_id", None), getattr(config, "eos_token_id", None)):
+        if isinstance(padding, int):
+            _warn_of_padding(data, name, padding)
+            return
+
+
+def _warn_of_padding(data: Dataset, name: str, padding: int) -> None:
+    """Warn if texts begin or end with the token ``padding`` of the model ``name``, and no text is padded with -100."""
+    tokens = data.train.inputs[:SAMPLE]
+    # One such token may be the end of a text.
+    is_padded = (tokens[:, -2:] == padding).all(1) | (tokens[:, :2] == padding).all(1)
+    if tokens.shape[1] > 2 and is_padded.any() and not (tokens == IGNORED_TOKEN).any():
+        warnings.warn(
+            f"texts of {data.name} begin or end with the token {padding}, which pads texts for {name}; replace padding "
+            f"by {IGNORED_TOKEN}, which is ignored: numpy.where(attention_mask, input_ids, {IGNORED_TOKEN})",
+            stacklevel=2,
+        )
+
+
+def _longest_text(model: nn.Module) -> int | None:
+    """Largest number of tokens that a model accepts; None if it is unlimited or unknown."""
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    for module in model.modules():
+        positions = getattr(module, "position_embeddings", None)
+        if isinstance(longest, int) and isinstance(positions, nn.Embedding) and positions.padding_idx is not None:
+            return longest - positions.padding_idx - 1  # RoBERTa numbers positions from there on
+    return longest if isinstance(longest, int) else None

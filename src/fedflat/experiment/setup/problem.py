@@ -25,7 +25,7 @@ from fedflat.engines.problem.residuals import has_residuals
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
-from fedflat.engines.problem.token_model import adapt, check_tokens, vocabulary_size
+from fedflat.engines.problem.token_model import adapt, check_tokens, takes_keywords, vocabulary_size
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
@@ -272,7 +272,7 @@ def _check_model(problem: Problem, name: str) -> None:
             f"{name} cannot be used on {data.name}, which has {dtype} inputs of shape {data.input_shape}: "
             f"{str(error).splitlines()[0]}"
         ) from error
-    expected = _expected_output(problem.task, examples)
+    expected = _expected_output(problem.task, examples, problem.model)
     if expected is None:
         return
     if not isinstance(output, torch.Tensor):
@@ -309,14 +309,18 @@ class _ExpectedOutput(NamedTuple):
     """End of the error message."""
 
 
-def _expected_output(task: Task, examples: Examples) -> _ExpectedOutput | None:
+def _expected_output(task: Task, examples: Examples, model: nn.Module) -> _ExpectedOutput | None:
     """The output that a built-in task expects of a model; None for a user-defined task."""
     if isinstance(task, Segmentation):
         pixels = "x".join(map(str, examples.targets.shape[1:]))
         hint = f" at each of {pixels} pixels: choose a segmentation model (bisenetv2)"
         return _ExpectedOutput(dimensions=(4,), class_axis=1, per_pixel=True, hint=hint)
-    if isinstance(task, TokenPrediction | F1Classification):
-        return _ExpectedOutput(dimensions=(3,) if examples.targets.ndim == 2 else (2, 3))
+    if isinstance(task, TokenPrediction):
+        return _ExpectedOutput((3,), hint=" at each token; for a class per text, name the column of classes (target=)")
+    if isinstance(task, F1Classification):
+        if takes_keywords(model):  # the last position may be padding
+            return _ExpectedOutput((2,), hint=": use a model with a classifier, e.g. hf(path=DIR,head=classes)")
+        return _ExpectedOutput(dimensions=(2, 3))
     if isinstance(task, Regression):
         hint = " (float targets make a regression; for classification, use integer targets)"
         return _ExpectedOutput(dimensions=(1, 2), exact=True, noun="target column", hint=hint)
