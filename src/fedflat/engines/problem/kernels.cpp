@@ -6,14 +6,19 @@
 // (of the kernel or pooling window), and PADDING_ROWS (rows of zero padding above and below the image).
 
 #if defined(__AVX512F__)
-constexpr long LANES = 16, REGISTERS = 32;
+constexpr long WIDEST = 16, REGISTERS = 32;
 #elif defined(__AVX__)
-constexpr long LANES = 8, REGISTERS = 16;
+constexpr long WIDEST = 8, REGISTERS = 16;
 #elif defined(__aarch64__)
-constexpr long LANES = 4, REGISTERS = 32;
+constexpr long WIDEST = 4, REGISTERS = 32;
 #else
-constexpr long LANES = 4, REGISTERS = 16;
+constexpr long WIDEST = 4, REGISTERS = 16;
 #endif
+constexpr long ROW = WIDTH * EXAMPLES, PLANE = HEIGHT * ROW, OUT_ROW = (WIDTH - KERNEL_WIDTH + 1) * EXAMPLES;
+
+// A vector must not be longer than what it runs along: a row of a convolution's output, or the examples of a window.
+constexpr long fitting(long lanes) { return lanes > (OUT ? OUT_ROW : EXAMPLES) ? fitting(lanes / 2) : lanes; }
+constexpr long LANES = fitting(WIDEST);
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
 #define UNROLLED _Pragma("GCC unroll 32") for
 
@@ -28,13 +33,10 @@ constexpr long largest_divisor(long number, long limit) {
   return largest;
 }
 
-constexpr long ROW = WIDTH * EXAMPLES, PLANE = HEIGHT * ROW;
-static_assert(EXAMPLES >= LANES, "too few examples");
-
 #if OUT
 
 constexpr long OUT_HEIGHT = HEIGHT + 2 * PADDING_ROWS - KERNEL_HEIGHT + 1;
-constexpr long OUT_ROW = (WIDTH - KERNEL_WIDTH + 1) * EXAMPLES, OUT_PLANE = OUT_HEIGHT * OUT_ROW;
+constexpr long OUT_PLANE = OUT_HEIGHT * OUT_ROW;
 constexpr long TAPS = KERNEL_HEIGHT * KERNEL_WIDTH * IN;
 
 // The kernel rows that overlap the image at output line y.
