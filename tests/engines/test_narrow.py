@@ -105,6 +105,8 @@ def test_the_gradient_of_pooling_goes_to_the_first_maximum() -> None:
     assert [type(layer) for layer in changed] == [NarrowMaxPool, nn.ReLU]
     result = changed(images)
     assert torch.equal(result, expected)
+    with_nan = images.detach().where(images > -2, torch.nan)
+    assert torch.equal(changed(with_nan).isnan(), layers(with_nan).isnan())
     one, other = (torch.autograd.grad((output * weighting).sum(), images)[0] for output in (result, expected))
     assert torch.equal(one, other)
 

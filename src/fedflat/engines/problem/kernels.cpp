@@ -129,25 +129,48 @@ extern "C" void convolution_gradients(const float* image, const float* gradient,
 
 #else
 
-// Gradient of max-pooling with a stride equal to the window: all of it goes to each window's first maximum.
-extern "C" void max_pool_gradient(const float* image, const float* gradient, float* out) {
+// Max-pooling has a stride equal to the window. Calls a function for each vector of EXAMPLES windows, with the position
+// of the window's first pixel in the image and that of its maximum in the output.
+template <typename Function>
+static inline void for_each_window(Function function) {
+  long pooled = 0;
   for (long i = 0; i < IN; ++i)
     for (long y = 0; y < HEIGHT / KERNEL_HEIGHT; ++y)
-      for (long x = 0; x < WIDTH / KERNEL_WIDTH; ++x, gradient += EXAMPLES)
+      for (long x = 0; x < WIDTH / KERNEL_WIDTH; ++x, pooled += EXAMPLES)
         for (long from = 0; from < EXAMPLES; from += LANES) {
           const long e = minimum(from, EXAMPLES - LANES);
-          const long corner = i * PLANE + y * KERNEL_HEIGHT * ROW + x * KERNEL_WIDTH * EXAMPLES + e;
-          Vector read[KERNEL_HEIGHT * KERNEL_WIDTH], rest = load(gradient + e);
-          UNROLLED(long w = 0; w < KERNEL_HEIGHT * KERNEL_WIDTH; ++w)
-            read[w] = load(image + corner + w / KERNEL_WIDTH * ROW + w % KERNEL_WIDTH * EXAMPLES);
-          Vector largest = read[0];
-          UNROLLED(long w = 1; w < KERNEL_HEIGHT * KERNEL_WIDTH; ++w) largest = read[w] > largest ? read[w] : largest;
-          UNROLLED(long w = 0; w < KERNEL_HEIGHT * KERNEL_WIDTH; ++w) {
-            const auto hit = read[w] == largest;
-            store(out + corner + w / KERNEL_WIDTH * ROW + w % KERNEL_WIDTH * EXAMPLES, hit ? rest : Vector{});
-            rest = hit ? Vector{} : rest;
-          }
+          function(i * PLANE + y * KERNEL_HEIGHT * ROW + x * KERNEL_WIDTH * EXAMPLES + e, pooled + e);
         }
+}
+
+constexpr long WINDOW = KERNEL_HEIGHT * KERNEL_WIDTH;
+constexpr long pixel(long w) { return w / KERNEL_WIDTH * ROW + w % KERNEL_WIDTH * EXAMPLES; }
+
+// The maximum of each window, or NaN if it contains one.
+extern "C" void max_pool(const float* image, float* out) {
+  for_each_window([=](long corner, long pooled) {
+    Vector largest = load(image + corner);
+    UNROLLED(long w = 1; w < WINDOW; ++w) {
+      const Vector read = load(image + corner + pixel(w));
+      largest = (read > largest) | (read != read) ? read : largest;
+    }
+    store(out + pooled, largest);
+  });
+}
+
+// The gradient of max-pooling: all of it goes to each window's first maximum.
+extern "C" void max_pool_gradient(const float* image, const float* gradient, float* out) {
+  for_each_window([=](long corner, long pooled) {
+    Vector read[WINDOW], rest = load(gradient + pooled);
+    UNROLLED(long w = 0; w < WINDOW; ++w) read[w] = load(image + corner + pixel(w));
+    Vector largest = read[0];
+    UNROLLED(long w = 1; w < WINDOW; ++w) largest = read[w] > largest ? read[w] : largest;
+    UNROLLED(long w = 0; w < WINDOW; ++w) {
+      const auto hit = read[w] == largest;
+      store(out + corner + pixel(w), hit ? rest : Vector{});
+      rest = hit ? Vector{} : rest;
+    }
+  });
 }
 
 #endif

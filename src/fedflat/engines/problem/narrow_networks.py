@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fedflat.engines.problem.kernels import KernelError, convolution_gradients, convolve, max_pool_gradient
+from fedflat.engines.problem.kernels import KernelError, convolution_gradients, convolve, max_pool, max_pool_gradient
 from fedflat.engines.problem.parameters import FunctionalCall
 
 NARROW_CHANNELS = 16
@@ -194,25 +194,12 @@ class _MaxPool(torch.autograd.Function):
     def forward(ctx: Any, image: Tensor, window_height: int, window_width: int) -> Tensor:
         ctx.save_for_backward(image)
         ctx.window = window_height, window_width
-        return _max_pool(image, window_height, window_width)
+        return max_pool(image, window_height, window_width)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (image,) = ctx.saved_tensors
         return max_pool_gradient(image, gradient.contiguous(), *ctx.window), None, None
-
-
-def _max_pool(image: Tensor, window_height: int, window_width: int) -> Tensor:
-    """Max-pool an image [channels, height, width, examples]; pixels beyond the last whole window are ignored."""
-    height = image.shape[1] // window_height * window_height
-    width = image.shape[2] // window_width * window_width
-    largest: Tensor | None = None
-    for y in range(window_height):
-        for x in range(window_width):
-            pixels = image[:, y:height:window_height, x:width:window_width]  # pixel (y, x) of every window
-            largest = pixels if largest is None else torch.maximum(largest, pixels)
-    assert largest is not None
-    return largest
 
 
 def _is_narrow_convolution(layer: nn.modules.conv._ConvNd) -> bool:
