@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import threading
@@ -24,7 +25,7 @@ from fedflat.bench.contender_process import (
     _run_contender,
 )
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
-from fedflat.bench.machine import Load, hardware, host_memory
+from fedflat.bench.machine import Load, cpu_seconds, hardware, host_memory
 from fedflat.bench.request import Request
 from fedflat.bench.results import ContenderResult, row, samples_per_round
 from fedflat.bench.setting import BenchmarkSetting
@@ -43,6 +44,7 @@ ROW = {
     "clients": int,
     "seconds_per_round": float,
     "seconds": list,
+    "cpu_seconds_per_round": float | None,
     "samples_per_round": float,
     "samples_per_second": float,
     "share_of_bound": float | None,
@@ -218,10 +220,12 @@ class Instant:
     """Replaces a contender's process; its rounds take one second or fail."""
 
     def __init__(self, contender):
-        self.contender = contender
+        self.contender, self.pid = contender, 0
 
     def rounds(self, count):
-        return Failed("is broken") if self.contender.algorithm == "fedsam" else RoundTimes([1.0] * count, None)
+        return (
+            Failed("is broken") if self.contender.algorithm == "fedsam" else RoundTimes([1.0] * count, None, 2.0, 1.0)
+        )
 
     def pause(self): ...
     def resume(self): ...
@@ -232,8 +236,11 @@ class Instant:
 def test_as_many_rounds_are_measured_as_are_asked_for(monkeypatch):
     monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Instant)
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.0)
+    ticks = itertools.count(step=7)
+    monkeypatch.setattr("fedflat.bench.benchmark.cpu_seconds", lambda pid: next(ticks))
     found = _measure_in_turns(Request(SMALL, clients=(4,), against=("none",), rounds=12), lambda line: None, [])
     assert [len(m.seconds) for m in found] == [12, 12]
+    assert [m.cpu_seconds for m in found] == [3 * (7 - 1) / 12] * 2, "in three turns, without the loss"
 
 
 def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypatch):
@@ -286,9 +293,10 @@ def test_memory_and_load_of_this_process():
     import os
 
     assert (host_memory(os.getpid()) or 10**8) > 10**7
-    load = Load()
+    load, before = Load(), cpu_seconds(os.getpid())
     sum(range(10**7))
     assert 0 <= load.share_of_others() <= 1
+    assert before is None or 0.01 < cpu_seconds(os.getpid()) - before < 60
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "3,-1"])

@@ -15,7 +15,7 @@ from typing import Any
 from fedflat.bench.contender_process import Contender, ContenderProcess, Failed, LocalContender, RoundTimes
 from fedflat.bench.contenders import Fedflat
 from fedflat.bench.environments import install
-from fedflat.bench.machine import Load, hardware, versions
+from fedflat.bench.machine import Load, cpu_seconds, hardware, versions
 from fedflat.bench.peers import Simulator, SimulatorProcess
 from fedflat.bench.request import Request
 from fedflat.bench.results import ContenderResult, different_work, row, samples_per_round
@@ -178,7 +178,14 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
         for process, turns in times_by_turn.items():
             seconds_per_round = list(itertools.chain.from_iterable(turns[turn].seconds for turn in counted))
             first, memory = first_seconds[process], process.host_bytes()
-            results.append(ContenderResult(process.contender, seconds_per_round, first, None, memory, turns[-1].loss))
+            cpu_times = [turns[turn].cpu_seconds for turn in counted]
+            known = [seconds for seconds in cpu_times if seconds is not None]  # all or none of them
+            cpu_per_round = sum(known) / len(seconds_per_round) if known else None
+            results.append(
+                ContenderResult(
+                    process.contender, seconds_per_round, first, None, memory, turns[-1].loss, cpu_per_round
+                )
+            )
         return results
     finally:
         for process in processes:
@@ -221,7 +228,11 @@ def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:
     process.resume()
     times = process.rounds(1)
     if not isinstance(times, Failed):
+        before = cpu_seconds(process.pid)
         times = process.rounds(rounds)
+        after = cpu_seconds(process.pid)
+        if before is not None and after is not None and not isinstance(times, Failed):
+            times = times._replace(cpu_seconds=after - before - times.loss_cpu_seconds)
     process.pause()
     return times
 

@@ -71,6 +71,10 @@ class RoundTimes(NamedTuple):
     """Peak of reserved GPU memory since the start, without the memory that computing the loss needs."""
     loss: float | None = None
     """Training loss after these rounds, which shows whether contenders do the same work."""
+    loss_cpu_seconds: float = 0.0
+    """CPU time of computing the loss, which is not part of the rounds."""
+    cpu_seconds: float | None = None
+    """CPU time of all these rounds in all processes of the contender; the measuring process adds it."""
 
 
 class Failed(NamedTuple):
@@ -122,7 +126,10 @@ class RoundTimer:
         if len(self._end_times) == self._requested:
             if _on_gpu():
                 self._device_bytes = max(self._device_bytes or 0, torch.cuda.max_memory_reserved())
-            self._pipe.send(RoundTimes(self._seconds(), self._device_bytes, loss() if loss else None))
+            seconds, cpu_start = self._seconds(), time.process_time()
+            loss_value = loss() if loss else None
+            loss_cpu_seconds = time.process_time() - cpu_start
+            self._pipe.send(RoundTimes(seconds, self._device_bytes, loss_value, loss_cpu_seconds))
             if _on_gpu():  # the memory of the loss must not count as memory of the next rounds
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()

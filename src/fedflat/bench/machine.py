@@ -56,6 +56,13 @@ def host_memory(root: int) -> int | None:
     return private + shared or None
 
 
+def cpu_seconds(root: int) -> float | None:
+    """Return the CPU time, user and system, of a process and its descendants so far; None if unknown."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return sum(_used_ticks(PROC / str(pid)) for pid in with_descendants(root)) / os.sysconf("SC_CLK_TCK")
+
+
 class Load:
     """Measures the load on the machine by other processes, from the construction of this object on."""
 

@@ -37,6 +37,8 @@ class ContenderResult:
     """Peak CPU memory of the contender's processes; None if unknown."""
     loss: float | None = None
     """Training loss after all rounds; None for the bound."""
+    cpu_seconds: float | None = None
+    """CPU time per round, of all processes of the contender; None if unknown or on a GPU."""
 
     @property
     def median(self) -> float:
@@ -92,6 +94,7 @@ def row(result: ContenderResult, results: Sequence[ContenderResult], samples: fl
         "clients": contender.clients,
         "seconds_per_round": seconds,
         "seconds": result.seconds,
+        "cpu_seconds_per_round": result.cpu_seconds,
         "samples_per_round": samples_per_round,
         "samples_per_second": samples_per_round / seconds,
         "share_of_bound": share,

@@ -225,22 +225,26 @@ def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
 
     A contender is an engine of fedflat, the plain loop, another simulator, or the lower bound on the time of a round.
 
-    The number of clients has a column only if it varies, and GPU memory only if any was used.
+    The number of clients has a column only if it varies, CPU time only if it is known, and GPU memory only if any was
+    used.
     """
     has_clients = len({row["clients"] for row in rows}) > 1
     has_gpu = any(row["peak_device_bytes"] for row in rows)
     numeric = ["s/round", "samples/s", "share of\nbound", "speed-up over\nplain loop", "loss", "set-up", "memory"]
     if has_clients:
         numeric.insert(0, "clients")
+    if any(row["cpu_seconds_per_round"] is not None for row in rows):
+        numeric.insert(numeric.index("samples/s"), "CPU\ns/round")
     if has_gpu:
         numeric.insert(-1, "GPU memory")
     lines = []
     for row in rows:
         # Both are times divided by that of this row: the time of the bound, and the time of the plain loop.
-        share, times = row["share_of_bound"], row["times_plain"]
+        share, times, cpu = row["share_of_bound"], row["times_plain"], row["cpu_seconds_per_round"]
         cells = {
             "clients": shown_count(row["clients"]),
             "s/round": f"{row['seconds_per_round']:.4g}",
+            "CPU\ns/round": None if cpu is None else f"{cpu:.4g}",
             "samples/s": shown_count(row["samples_per_second"]),
             "share of\nbound": None if share is None else f"{100 * share:.0f} %",
             "speed-up over\nplain loop": None if times is None else f"{times:.2f}",

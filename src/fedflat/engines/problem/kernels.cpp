@@ -6,14 +6,19 @@
 // (of the kernel or pooling window), and PADDING_ROWS (rows of zero padding above and below the image).
 
 #if defined(__AVX512F__)
-constexpr long LANES = 16, REGISTERS = 32;
+constexpr long WIDEST = 16, REGISTERS = 32;
 #elif defined(__AVX__)
-constexpr long LANES = 8, REGISTERS = 16;
+constexpr long WIDEST = 8, REGISTERS = 16;
 #elif defined(__aarch64__)
-constexpr long LANES = 4, REGISTERS = 32;
+constexpr long WIDEST = 4, REGISTERS = 32;
 #else
-constexpr long LANES = 4, REGISTERS = 16;
+constexpr long WIDEST = 4, REGISTERS = 16;
 #endif
+constexpr long ROW = WIDTH * EXAMPLES, PLANE = HEIGHT * ROW, OUT_ROW = (WIDTH - KERNEL_WIDTH + 1) * EXAMPLES;
+
+// A vector must not be longer than what it runs along: a row of a convolution's output, or the examples of a window.
+constexpr long fitting(long lanes) { return lanes > (OUT ? OUT_ROW : EXAMPLES) ? fitting(lanes / 2) : lanes; }
+constexpr long LANES = fitting(WIDEST);
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
 #define UNROLLED _Pragma("GCC unroll 32") for
 
@@ -28,13 +33,10 @@ constexpr long largest_divisor(long number, long limit) {
   return largest;
 }
 
-constexpr long ROW = WIDTH * EXAMPLES, PLANE = HEIGHT * ROW;
-static_assert(EXAMPLES >= LANES, "too few examples");
-
 #if OUT
 
 constexpr long OUT_HEIGHT = HEIGHT + 2 * PADDING_ROWS - KERNEL_HEIGHT + 1;
-constexpr long OUT_ROW = (WIDTH - KERNEL_WIDTH + 1) * EXAMPLES, OUT_PLANE = OUT_HEIGHT * OUT_ROW;
+constexpr long OUT_PLANE = OUT_HEIGHT * OUT_ROW;
 constexpr long TAPS = KERNEL_HEIGHT * KERNEL_WIDTH * IN;
 
 // The kernel rows that overlap the image at output line y.
@@ -127,25 +129,48 @@ extern "C" void convolution_gradients(const float* image, const float* gradient,
 
 #else
 
-// Gradient of max-pooling with a stride equal to the window: all of it goes to each window's first maximum.
-extern "C" void max_pool_gradient(const float* image, const float* gradient, float* out) {
+// Max-pooling has a stride equal to the window. Calls a function for each vector of EXAMPLES windows, with the position
+// of the window's first pixel in the image and that of its maximum in the output.
+template <typename Function>
+static inline void for_each_window(Function function) {
+  long pooled = 0;
   for (long i = 0; i < IN; ++i)
     for (long y = 0; y < HEIGHT / KERNEL_HEIGHT; ++y)
-      for (long x = 0; x < WIDTH / KERNEL_WIDTH; ++x, gradient += EXAMPLES)
+      for (long x = 0; x < WIDTH / KERNEL_WIDTH; ++x, pooled += EXAMPLES)
         for (long from = 0; from < EXAMPLES; from += LANES) {
           const long e = minimum(from, EXAMPLES - LANES);
-          const long corner = i * PLANE + y * KERNEL_HEIGHT * ROW + x * KERNEL_WIDTH * EXAMPLES + e;
-          Vector read[KERNEL_HEIGHT * KERNEL_WIDTH], rest = load(gradient + e);
-          UNROLLED(long w = 0; w < KERNEL_HEIGHT * KERNEL_WIDTH; ++w)
-            read[w] = load(image + corner + w / KERNEL_WIDTH * ROW + w % KERNEL_WIDTH * EXAMPLES);
-          Vector largest = read[0];
-          UNROLLED(long w = 1; w < KERNEL_HEIGHT * KERNEL_WIDTH; ++w) largest = read[w] > largest ? read[w] : largest;
-          UNROLLED(long w = 0; w < KERNEL_HEIGHT * KERNEL_WIDTH; ++w) {
-            const auto hit = read[w] == largest;
-            store(out + corner + w / KERNEL_WIDTH * ROW + w % KERNEL_WIDTH * EXAMPLES, hit ? rest : Vector{});
-            rest = hit ? Vector{} : rest;
-          }
+          function(i * PLANE + y * KERNEL_HEIGHT * ROW + x * KERNEL_WIDTH * EXAMPLES + e, pooled + e);
         }
+}
+
+constexpr long WINDOW = KERNEL_HEIGHT * KERNEL_WIDTH;
+constexpr long pixel(long w) { return w / KERNEL_WIDTH * ROW + w % KERNEL_WIDTH * EXAMPLES; }
+
+// The maximum of each window, or NaN if it contains one.
+extern "C" void max_pool(const float* image, float* out) {
+  for_each_window([=](long corner, long pooled) {
+    Vector largest = load(image + corner);
+    UNROLLED(long w = 1; w < WINDOW; ++w) {
+      const Vector read = load(image + corner + pixel(w));
+      largest = (read > largest) | (read != read) ? read : largest;
+    }
+    store(out + pooled, largest);
+  });
+}
+
+// The gradient of max-pooling: all of it goes to each window's first maximum.
+extern "C" void max_pool_gradient(const float* image, const float* gradient, float* out) {
+  for_each_window([=](long corner, long pooled) {
+    Vector read[WINDOW], rest = load(gradient + pooled);
+    UNROLLED(long w = 0; w < WINDOW; ++w) read[w] = load(image + corner + pixel(w));
+    Vector largest = read[0];
+    UNROLLED(long w = 1; w < WINDOW; ++w) largest = read[w] > largest ? read[w] : largest;
+    UNROLLED(long w = 0; w < WINDOW; ++w) {
+      const auto hit = read[w] == largest;
+      store(out + corner + pixel(w), hit ? rest : Vector{});
+      rest = hit ? Vector{} : rest;
+    }
+  });
 }
 
 #endif

@@ -85,6 +85,23 @@ def convolution_gradients(
     return weight, bias
 
 
+def max_pool(image: Tensor, window_height: int, window_width: int) -> Tensor:
+    """Max-pool with a stride equal to the window; pixels beyond the last whole window are ignored.
+
+    Args:
+        image: [channels, height, width, examples].
+        window_height: height of the window.
+        window_width: width of the window.
+
+    Returns:
+        The image [channels, height // window_height, width // window_width, examples].
+    """
+    channels, height, width, examples = image.shape
+    output = image.new_empty(channels, height // window_height, width // window_width, examples)
+    _compiled("max_pool", image.shape, (window_height, window_width))(image, output)
+    return output
+
+
 def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
     """Compute the input gradient of max-pooling whose stride equals its window.
 

@@ -56,7 +56,7 @@ MIN_ROUNDS_TO_COMPILE = 200
 """Smallest number of rounds for which compiling pays off on a GPU, because it takes tens of seconds."""
 MIN_STEPS_TO_COMPILE = 5000
 """Smallest number of local steps, over all rounds and clients, for which compiling kernels pays off on a CPU: it takes
-ten seconds and saves more than two milliseconds per step.
+ten seconds, once for each model and batch size, and saves milliseconds per step.
 """
 
 
