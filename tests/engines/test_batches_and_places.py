@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from fedflat import models
 from fedflat.algorithms.teacher import Teacher
@@ -52,6 +53,28 @@ def test_augmented_images_stay_contiguous():
     assert problem.data.train.inputs.is_contiguous()
     plain = problem.normalised(problem.data.train.inputs[[4, 5]])
     assert torch.equal(batch.inputs[0], plain[0]) and torch.equal(batch.inputs[1], plain[1].flip(-1))
+
+
+class Checkpointed(nn.Sequential):
+    """Recomputes its layers in the backward pass, as ``gradient_checkpointing_enable`` of ``transformers`` does."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, input, use_reentrant=False)
+
+
+@pytest.mark.parametrize("arithmetic", [None, torch.bfloat16])
+def test_gradient_checkpointing_recomputes_with_the_weights_of_the_step(arithmetic):
+    rows = Examples(torch.rand(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2)
+    layers = nn.Linear(3, 4), nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False), nn.Tanh(), nn.Linear(4, 2)
+    layers[1].requires_grad_(False)
+    results = []
+    for kind in (nn.Sequential, Checkpointed):
+        data = Dataset("rows", rows, rows, ("a", "b"))
+        problem = Problem(kind(*layers), Classification(), data, augmentation("none"), arithmetic=arithmetic)
+        point = torch.linspace(-1, 1, problem.layout.size)
+        buffers = {**problem.buffer_layout.views(torch.zeros(8)), "2.num_batches_tracked": torch.tensor(0)}
+        results.append(problem.loss_and_gradient(point, buffers, problem.batch(torch.arange(6), {})))
+    assert torch.equal(results[0][1], results[1][1]) and results[0][1].norm() > 0
 
 
 @pytest.mark.parametrize("model", ["lenet5", "resnet20(norm=batch)"])

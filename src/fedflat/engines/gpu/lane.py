@@ -23,6 +23,7 @@ from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCo
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator
+from fedflat.errors import UserError
 
 WARM_UPS = 2
 """Uncaptured calls before a capture, in which libraries allocate memory and select kernels."""
@@ -107,6 +108,21 @@ def cudnn_benchmark(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def explained_capture_errors() -> Iterator[None]:
+    """Raise a ``UserError`` if a CUDA graph capture fails; the step has worked without one, as a warm-up."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UserError(
+            f"the model cannot be captured as a CUDA graph ({str(error).strip().splitlines()[0]}); it must not read "
+            "values of tensors on the host, and gradient checkpointing needs preserve_rng_state=False; change the "
+            "model, or use engine.name=loop"
+        ) from error
 
 
 class Lane:
@@ -353,7 +369,8 @@ class Lane:
         if needed > free:
             raise DoesNotFit(needed, free)
         graph, reserved = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local")
+        with explained_capture_errors(), capture:
             work()
         torch.cuda.synchronize()
         self._pool_bytes += torch.cuda.memory_reserved() - reserved

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -143,13 +144,19 @@ class FunctionalCall:
 
     def call(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Any:
         """The module's output on ``inputs`` with ``tensors`` (by name) in place of its own, which are restored."""
+        with self.replaced(tensors):
+            return self._model(inputs)
+
+    @contextmanager
+    def replaced(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """A context with ``tensors`` (by name) in place of the module's own, which are restored afterwards."""
         originals = {}
         for name in tensors:
             holder, key = self._locations[name][0]
             originals[name] = holder[key]
         try:
             self._replace(tensors)
-            return self._model(inputs)
+            yield
         finally:
             self._replace(originals)
 

@@ -226,27 +226,26 @@ class Problem:
         ``teacher``, the gradient is that of the loss with its term; the returned loss is that of the task.
         """
         leaves = self._leaves_for(vector)
-        output = self._batch_output({**leaves, **buffers}, batch)
+        tensors = {**self.frozen.low_precision, **leaves, **buffers}
+        output = self._batch_output(tensors, batch)
         loss = objective = batch_loss(self.task, output, batch)
         if teacher is not None:
             with torch.no_grad():
                 weights = self.layout.views(teacher.model.to(self.arithmetic or self.dtype))
                 copies = {name: buffer.clone() for name, buffer in buffers.items()}
-                teacher_output = self._batch_output({**weights, **copies}, batch)
+                teacher_output = self._batch_output({**tensors, **weights, **copies}, batch)
             objective = distillation_loss(self.task, loss, output, teacher_output, batch, teacher)
-        gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+        with self._functional_call.replaced(tensors):  # gradient checkpointing calls layers again in the backward pass
+            gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
     def _batch_output(self, tensors: dict[str, Tensor], batch: Batch) -> Any:
-        """The model's output on a batch, with trained weights and buffers from ``tensors``, by name."""
-        tensors = {**self.frozen.low_precision, **tensors}
-        output = None
+        """The model's output on a batch, with weights and buffers from ``tensors``, by name."""
         if self.narrow_size == len(batch.targets):
             self._narrow_call = self._narrow_call or NarrowCall(self.model)
-            output = self._narrow_call(tensors, batch.inputs)
-        if output is None:
-            output = self._functional_call.call(tensors, self._to_memory_format(batch.inputs))
-        return self._to_loss_precision(output)
+            if (output := self._narrow_call(tensors, batch.inputs)) is not None:
+                return self._to_loss_precision(output)
+        return self._to_loss_precision(self._functional_call.call(tensors, self._to_memory_format(batch.inputs)))
 
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
         """The weights in ``vector`` [parameters] as tensors by name, for which autograd computes gradients.
