@@ -142,7 +142,7 @@ class ClientMemory:
             try:
                 path.unlink(missing_ok=token is None)
             except FileNotFoundError:
-                raise UserError("this node has already answered this message, and answers it only once") from None
+                raise UserError("this node has already answered this message, or begun another sum") from None
         new = self.folder / f"{secrets.token_hex(8)}.token"
         new.touch()
         return new.stem
