@@ -50,7 +50,7 @@ class Deployment(BaseModel):
         2 / 3, ge=0.5, le=1, description="share of a round's sites that must remain; at least a majority"
     )
     secure_range: float = Field(
-        64.0, ge=1e-9, le=1e9, description="largest absolute value in a vector that sites can sum"
+        64.0, ge=1e-9, le=1e9, description="largest absolute value in a vector that sites sum; larger ones are clipped"
     )
     secure_bits: Literal[16, 32, 64] = Field(32, description="bits of each value in a secure sum")
 

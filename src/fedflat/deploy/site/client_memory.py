@@ -116,21 +116,21 @@ class ClientMemory:
 
         Raises ``UserError`` if a later round has a record; those of earlier rounds are deleted.
         """
-        last = self.last_round(subject)
-        if last is not None and last > round:
+        recorded = self.write_once(f"{round}.{subject}", text)
+        last = self.last_round(subject)  # read now: another process may have replaced the record of this round
+        for path in self.folder.glob(f"*.{subject}"):
+            if int(path.stem) < last:
+                path.unlink(missing_ok=True)
+        if last > round:
             raise UserError(
                 f"round {last} of this run has already begun, so this node refuses the earlier round {round}; "
                 "start a new run"
             )
-        recorded = self.write_once(f"{round}.{subject}", text)
-        for path in self.folder.glob(f"*.{subject}"):
-            if int(path.stem) < round:
-                path.unlink(missing_ok=True)
         return recorded
 
-    def last_round(self, subject: str) -> int | None:
-        """Return the last round that has a record; None if there is none."""
-        return max((int(path.stem) for path in self.folder.glob(f"*.{subject}")), default=None)
+    def last_round(self, subject: str) -> int:
+        """Return the last round that has a record; -1 if there is none."""
+        return max((int(path.stem) for path in self.folder.glob(f"*.{subject}")), default=-1)
 
     def next_token(self, token: str | None = None) -> str:
         """Use up a token and return a new one; without a token, all earlier ones become invalid.
@@ -142,7 +142,7 @@ class ClientMemory:
             try:
                 path.unlink(missing_ok=token is None)
             except FileNotFoundError:
-                raise UserError("this node has already answered this message, and answers it only once") from None
+                raise UserError("this node has already answered this message, or begun another sum") from None
         new = self.folder / f"{secrets.token_hex(8)}.token"
         new.touch()
         return new.stem

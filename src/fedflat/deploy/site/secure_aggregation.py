@@ -160,12 +160,12 @@ class SiteSum:
             for sender, box in boxes.items()
         ]
         round, version, summed = self._purpose.round, self._version, self._memory.last_round("sum")
-        if summed is not None and version <= summed < round:
+        if version <= summed < round:
             raise UserError(
                 f"the update of this client in round {summed} has been summed, so it does not train from its state "
                 f"before that round in round {round}; start a new run"
             )
-        task = json.dumps([*self._purpose, version, self._memory.digest(version), examples])
+        task = json.dumps([*self._purpose, self._memory.digest(version), examples])
         if self._memory.commit(kind, round, task) != task:
             raise UserError(
                 f"round {round} has begun with another model, client state, dataset or other settings, and sums with "
