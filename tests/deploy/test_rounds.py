@@ -180,6 +180,7 @@ def test_a_run_without_enough_sites_is_shown_and_may_be_replaced(tmp_path: Path)
     other = {**settings, "seed": 1}
     with locked(tmp_path / "run" / "checkpoint"), pytest.raises(UserError, match="working on"):
         serve(federation_of(tmp_path, other), other)
+    assert RunFolder(tmp_path / "run").config().seed == 0
     assert serve(federation_of(tmp_path, other), other).config.seed == 1
 
 
