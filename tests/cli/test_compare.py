@@ -114,7 +114,7 @@ def test_a_diverged_run_does_not_stop_the_rest(fedflat, small):
     assert "fedavg(server_lr=1e+38), seed 1: diverged, round" in result.stdout
     assert "fedavg is best" in result.stdout
     evaluated = fedflat("evaluate", *Path("c").glob("fedavg?*/seed-0"), "--on", "test")
-    assert evaluated.exit_code == 0 and "diverged, and this is its final model (round" in evaluated.stderr
+    assert "diverged, and this is its final model (round" in evaluated.stderr
 
 
 def test_show_compares_all_runs_below_a_folder(fedflat, compared):

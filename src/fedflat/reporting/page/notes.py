@@ -165,16 +165,14 @@ def _time_notes(rows: Sequence[Values]) -> Notes:
 
 
 def _flatness_notes(views: Values) -> Notes:
-    """Note that measured models have too different training losses, once for models of which several lists are made."""
-    lists = [views["spectra"], views["landscapes"], *(table["rows"] for table in views["tables"])]
-    losses = [{entry["label"]: entry["loss"] for entry in entries if _has_train_loss(entry)} for entries in lists]
-    texts = dict.fromkeys(filter(None, map(describe_unequal_losses, losses)))
-    return [(WARN, f"Flatness: {text}") for text in texts]
-
-
-def _has_train_loss(entry: Values) -> bool:
-    """Whether an entry of measured models has a loss on the training data."""
-    return entry.get("on") == "train" and entry.get("loss") is not None
+    """Note that measured models have too different training losses."""
+    measured = [*views["spectra"], *views["landscapes"], *(row for table in views["tables"] for row in table["rows"])]
+    losses: dict[str, float] = {}
+    for entry in measured:
+        if entry.get("on") == "train" and entry["loss"] is not None:
+            losses.setdefault(entry["label"], entry["loss"])
+    text = describe_unequal_losses(losses)
+    return [(WARN, f"Flatness: {text}")] if text else []
 
 
 def _listed(names: Sequence[str]) -> str:
