@@ -97,6 +97,7 @@ def test_a_run_stays_visible_without_its_plugin(fedflat, own_run, tmp_path):
     (tmp_path / "own").rename(tmp_path / "moved")
     shown = fedflat("show", own_run)
     assert shown.exit_code == 0 and f"{label}+wima(window=2)+ema" in shown.stdout and "my-dataset" in shown.stdout
+    assert "last checkpoint: round 1" in " ".join(shown.stdout.split())
     rows = json.loads(fedflat("show", "runs", "--json").stdout)["rows"]
     labels = [label, f"{label}+wima(window=2)", f"{label}+ema"]
     assert [row["label"] for row in rows] == ["fedavg", *labels]

@@ -221,13 +221,13 @@ def _describe_status(record: Record, rounds: int | None) -> Text:
 
 def _describe_checkpoint(folder: RunFolder) -> str:
     """Return the round of a run's last checkpoint, from which the run would continue, as text."""
-    from fedflat.experiment.store.checkpoint import checkpoint_rounds
+    from fedflat.experiment.store.checkpoint import newest_checkpoint
 
     try:
-        rounds = checkpoint_rounds(folder)
+        checkpoint = newest_checkpoint(folder)
     except UserError as error:
         return str(error)
-    return "no checkpoint" if rounds is None else f"last checkpoint: round {rounds}"
+    return "no checkpoint" if checkpoint is None else f"last checkpoint: round {checkpoint.header['rounds']}"
 
 
 def _describe_time(seconds: float, flatness_seconds: float | None) -> str:
