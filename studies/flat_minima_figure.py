@@ -7,11 +7,11 @@ from typing import Any
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.reporting.figures.landscape_panels import COLOUR_MAP, FAINT, INK
-from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line, shown_tick
+from fedflat.reporting.figures.landscape_scale import LandscapeScale, common_line
 from fedflat.reporting.figures.landscapes import draw_contours, draw_marks, draw_surface
 from fedflat.reporting.figures.style import line_styles
 
@@ -57,14 +57,13 @@ def _label_column(figure: Figure, x: float, name: str, method: dict[str, Any]) -
 def _add_colour_bar(figure: Figure, scale: LandscapeScale, line: float, height: float) -> None:
     axes = figure.add_axes((0.942, 0.155, 0.011, height))
     shades = ScalarMappable(LogNorm(scale.low, scale.high), COLOUR_MAP)
-    bar = figure.colorbar(shades, cax=axes, extend="max" if scale.cut_off else "neither")
-    bar.set_ticks(scale.ticks)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: shown_tick(tick, scale.value)))
+    bar = figure.colorbar(shades, cax=axes)
+    bar.set_ticks(list(scale.bar_labels), labels=list(scale.bar_labels.values()))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.tick_params(labelsize=8.5, length=0, colors=FAINT)
     axes.axhline(line, color=INK, lw=1.5)
     bar.outline.set_visible(False)
-    axes.set_title("training\nloss", fontsize=8.5, color=INK, loc="left", pad=10 if scale.cut_off else 6)
+    axes.set_title("training\nloss", fontsize=8.5, color=INK, loc="left", pad=10)
 
 
 def _caption(about: dict[str, Any], radius: float, line: float, scale: LandscapeScale) -> str:

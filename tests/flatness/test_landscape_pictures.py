@@ -302,7 +302,9 @@ def test_the_page_states_what_it_omits() -> None:
 
 
 def test_lines_have_a_page_too() -> None:
-    page = landscape_page([Panel("FedAvg", line(0.1), "server model, round 9"), Panel("FedSAM", line(0.3))])
+    steep = line(0.3)
+    steep.values["train_loss"][0] = 1e6
+    page = landscape_page([Panel("FedAvg", line(0.1), "server model, round 9"), Panel("FedSAM", steep)])
     assert "are drawn as" not in page  # lines show values beyond the scale of contours
     assert "FedAvg\\u003cbr\\u003eserver model, round 9" in page and "distance along the direction" in page
     for style, symbol in zip(line_styles(["FedAvg", "FedSAM"]).values(), ("circle", "square"), strict=True):
