@@ -34,7 +34,7 @@ NARROW = {
     "dataset": RandomImages(size=200, side=20).dataset(),
     "model": "lenet5",
     "engine__compile": "on",
-    "batch_size": 16,
+    "batch_size": 10,
     "local_steps": 2,
     "rounds": 2,
 }
