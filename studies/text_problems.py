@@ -49,8 +49,8 @@ class Scale:
     width: int = 128
     layers: int = 4
     every: int = 1
-    rounds: tuple[tuple[str, int], ...] = (("gpt", 80), ("encoder", 60))
-    tuning_rounds: int = 15
+    rounds: tuple[tuple[str, int], ...] = (("gpt", 60), ("encoder", 50))
+    tuning_rounds: int = 10
     base_rounds: int = 60
     clients_per_round: int = 10
     local_steps: int = 10

@@ -18,6 +18,7 @@ after another. Each finished run is a line of OUT/runs.jsonl, so the same comman
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import subprocess
@@ -42,7 +43,7 @@ import fedflat
 from fedflat.experiment.store.files import LockedError, append, create_folder, locked, read_log, write_atomically
 from fedflat.flatness import sharpness_of
 
-SGD, ADAM = (0.1, 0.3, 1.0), (3e-4, 1e-3, 3e-3)
+SGD, ADAM = (0.1, 0.3, 1.0), (1e-3, 3e-3, 1e-2)
 LORA_FACTOR = 3
 """Learning rates of LoRA relative to those of full training."""
 ALGORITHMS = {"fedavg": SGD, "fedadamw": ADAM, "fedsam": SGD, "fedmuon(alpha=10)": ADAM, "scaffold": SGD}
@@ -145,6 +146,9 @@ class TextStudy:
         except Exception as error:  # a failing run must not stop the others
             self._failed.add(job.name)
             print(f"{job.name} failed: {error}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        gc.collect()  # frees captured graphs
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         return True
 
     def chosen_rate(self, job: TextJob) -> float | None:
@@ -292,10 +296,13 @@ def main(words: Sequence[str] | None = None) -> str:
         lines = [f"{seconds:7.0f}  {job.name}" for job, seconds in missing]
         return "\n".join([f"{len(missing)} of {len(study.jobs)} runs are missing. Seconds and name:", *lines])
     create_folder(options.out)
-    if not options.draw_only and options.jobs > 1 and options.until is None:
-        work_in_processes(study, words, options.jobs)
-    elif not options.draw_only:
-        study.work()
+    if not options.draw_only:
+        for problem in dict.fromkeys(job.problem for job in study.jobs):
+            study.data(problem, 1)  # files are converted once, and missing ones are reported before training
+        if options.jobs > 1 and options.until is None:
+            work_in_processes(study, words, options.jobs)
+        else:
+            study.work()
     return "" if options.until else write_summary(study.finished(), options.out)
 
 

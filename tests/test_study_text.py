@@ -32,6 +32,7 @@ def test_the_text_study_chooses_learning_rates_continues_and_summarises(
     assert (tmp_path / "curves.png").exists() and (tmp_path / "flatness.png").exists()
 
     monkeypatch.setattr(text_study.TextStudy, "train", None)  # nothing is left to train
+    monkeypatch.setattr(text_study, "draw", lambda runs, out: None)
     assert text_study.main(options) == table
     with pytest.raises(UserError, match="another scale"):
         text_study.main(["--data-dir", str(tmp_path), "--out", str(tmp_path), "--list"])

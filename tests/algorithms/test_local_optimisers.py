@@ -14,7 +14,7 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.local_optimiser import AdamW, LocalOptimiser, Muon
-from fedflat.algorithms.local_optimiser.matrices import by_rank, joined, orthogonalised
+from fedflat.algorithms.local_optimiser.matrices import by_rank, in_batches, joined, orthogonalised
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.setup.engine import training_of
@@ -113,6 +113,10 @@ def test_144_145_146_special_matrices() -> None:
     rank_one = torch.outer(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([0.6, 0.8]))
     same(orthogonalised(rank_one, "exact"), rank_one / 3, atol=1e-6)
     same(orthogonalised(torch.diag(torch.tensor([1.0, 1e-4])), "exact"), np.eye(2), atol=1e-6)
+    several = [torch.randn(shape, dtype=torch.float64) for shape in ((3, 2), (2, 3), (3, 2), (4, 4))]  # as on a GPU
+    for method in ("ns5", "exact"):
+        for one, together in zip(several, in_batches(several, method), strict=True):  # type: ignore[arg-type]
+            same(together, orthogonalised(one, method), atol=1e-12)  # type: ignore[arg-type]
 
 
 def test_147_fedmuon_and_local_muon() -> None:

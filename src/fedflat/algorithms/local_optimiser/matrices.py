@@ -59,11 +59,26 @@ def orthogonal_steps(
     shapes = [shape for shape in layout.shapes if is_matrix(shape)]
     kernel = shape_factor == "kernel"
     ratios = [shape[-2] / shape[-1] if kernel else shape[0] / math.prod(shape[1:]) for shape in shapes]
-    return [max(1.0, ratio) ** 0.5 * orthogonalised(u, method) for u, ratio in zip(matrices, ratios, strict=True)]
+    # A GPU orthogonalises small matrices faster in batches; on a CPU, batches would round differently.
+    orthogonal = in_batches(matrices, method) if matrices[0].is_cuda else [orthogonalised(u, method) for u in matrices]
+    return [max(1.0, ratio) ** 0.5 * u for u, ratio in zip(orthogonal, ratios, strict=True)]
+
+
+def in_batches(matrices: Sequence[Tensor], method: Orthogonalisation) -> list[Tensor]:
+    """Return the orthogonalised matrices, in the same order; those of equal shape are computed together."""
+    results = list(matrices)
+    for shape in dict.fromkeys(matrix.shape for matrix in matrices):
+        positions = [position for position, matrix in enumerate(matrices) if matrix.shape == shape]
+        batch = orthogonalised(torch.stack([matrices[position] for position in positions]), method)
+        for position, matrix in zip(positions, batch.unbind(), strict=True):
+            results[position] = matrix
+    return results
 
 
 def orthogonalised(matrix: Tensor, method: Orthogonalisation) -> Tensor:
     """Return the matrix with the same singular vectors, but singular values of about 1 (ns5) or of 1 (exact).
+
+    The matrix is (rows, columns), or (batch, rows, columns) for several.
 
     ``exact`` continues the iteration until rounding errors dominate. Unlike a singular value decomposition, it can be
     captured on a GPU and maps singular values of 0 to 0.
@@ -72,12 +87,13 @@ def orthogonalised(matrix: Tensor, method: Orthogonalisation) -> Tensor:
     tensor([[0.7374, 0.0000],
             [0.0000, 0.7429]])
     """
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    X: Tensor = matrix / (matrix.norm() + GUARD)
-    X = X.T if is_tall else X
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
+    norm = matrix.norm() if matrix.ndim == 2 else matrix.norm(dim=(-2, -1), keepdim=True)
+    X: Tensor = matrix / (norm + GUARD)
+    X = X.mT if is_tall else X
     for _ in range(5 if method == "ns5" else 10):
-        A = X @ X.T
+        A = X @ X.mT
         X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
     for _ in range(0 if method == "ns5" else 7):  # converges quadratically from singular values near 1
-        X = 1.5 * X - 0.5 * (X @ X.T) @ X
-    return X.T if is_tall else X
+        X = 1.5 * X - 0.5 * (X @ X.mT) @ X
+    return X.mT if is_tall else X
