@@ -142,6 +142,8 @@ def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["vectors", "images"])
 def test_models_are_evaluated_with_the_statistics_of_training(kind: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
+    inputs: Any
+    targets: Any
     inputs, targets, options, factor = rng.normal(3, 2, (60, 3)), rng.normal(size=60), ",standardise=true", -2
     if kind == "images":
         inputs, targets, options = rng.integers(0, 100, (60, 1, 8, 8), np.uint8), rng.integers(0, 3, 60), ""

@@ -167,7 +167,7 @@ def _train(config: Config, folder: Path, as_json: bool, quiet: bool, track: str 
     try:
         with progress(silent) as display:
             resumed = (ResumeMessage(),) if resume and not silent else ()
-            callbacks = (*resumed, display, ForecastCallback(display.show_forecast), *tracking)
+            callbacks: tuple[Callback, ...] = (*resumed, display, ForecastCallback(display.show_forecast), *tracking)
             run = Run(config, folder, callbacks=callbacks, resume=resume)
             trained_part = describe_trained(run.problem.model)  # empty if the whole model is trained
             if trained_part and not silent:
