@@ -44,8 +44,8 @@ from fedflat.experiment.store.files import LockedError, append, create_folder, l
 from fedflat.flatness import sharpness_of
 
 SGD, ADAM = (0.1, 0.3, 1.0), (1e-3, 3e-3, 1e-2)
-LORA_FACTOR = 3
-"""Learning rates of LoRA relative to those of full training."""
+FACTORS = {"lora": 3, "encoder": 1 / 3}
+"""Learning rates of LoRA relative to those of full training, and of the encoder relative to those of the GPT."""
 ALGORITHMS = {"fedavg": SGD, "fedadamw": ADAM, "fedsam": SGD, "fedmuon(alpha=10)": ADAM, "scaffold": SGD}
 """Learning rates to choose from, by algorithm; the algorithms are ordered by expected information."""
 SETTINGS = ("gpt-scratch", "gpt-full", "gpt-lora", "encoder-full", "encoder-lora")
@@ -78,8 +78,8 @@ class TextJob:
 
     def rates(self, scale: Scale) -> list[float]:
         """The learning rates to choose from."""
-        factor = LORA_FACTOR if self.setting.endswith("lora") else 1
-        return [factor * rate for rate in ALGORITHMS[self.algorithm][: scale.rates]]
+        factor = math.prod(value for part, value in FACTORS.items() if part in self.setting)
+        return [float(f"{factor * rate:.2g}") for rate in ALGORITHMS[self.algorithm][: scale.rates]]
 
 
 def queue(scale: Scale) -> Iterator[TextJob]:
@@ -194,7 +194,8 @@ class TextStudy:
                 data = self.data(problem, 0)
                 model = network(problem, data, self.scale, 0, None)
                 settings = self.settings(problem, self.scale.base_rounds)
-                result = fedflat.run("fedadamw", dataset=data, model=model, lr=ADAM[1], **settings)
+                lr = ADAM[1] * FACTORS.get(problem, 1)
+                result = fedflat.run("fedadamw", dataset=data, model=model, lr=lr, **settings)
                 weights = {name: value.cpu().contiguous() for name, value in result.state_dict().items()}
                 write_atomically(path, save(weights))
         return load(path.read_bytes())
