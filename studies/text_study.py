@@ -97,7 +97,10 @@ class TextStudy:
     def __init__(self, options: argparse.Namespace) -> None:
         self.out, self.data_dir, self.device = options.out, options.data_dir, options.device
         self.scale = SMALL if options.small else FULL
-        self.jobs = [job for job in queue(self.scale) if any(part in job.name for part in options.only)]
+        jobs = list(queue(self.scale))
+        chosen = [job for job in jobs if any(part in job.name for part in options.only)]
+        needed = {name for job in chosen for name in self._tuning_runs(job)}
+        self.jobs = [job for job in jobs if job in chosen or job.name in needed]
         self.end = options.until or time.time() + 60 * options.minutes
         self._failed: set[str] = set()
         self.data = cache(lambda problem, half: part_of(problem, half, self.scale, self.data_dir))
@@ -118,7 +121,8 @@ class TextStudy:
             similar = [run["seconds"] for run in runs.values() if run["tuning"] == (job.lr is not None)]
             return fmean(similar) if similar else FIRST_GUESS
 
-        waiting = [job for job in self.jobs if job.name not in runs and job.name not in self._failed]
+        done = runs.keys() | self._failed
+        waiting = [job for job in self.jobs if job.name not in done and not self._is_impossible(job)]
         return [(job, estimate(job)) for job in waiting]
 
     def work(self) -> None:
@@ -151,14 +155,23 @@ class TextStudy:
             torch.cuda.empty_cache()
         return True
 
+    def _tuning_runs(self, job: TextJob) -> dict[str, float]:
+        """The learning rates that are tried for a job, by the name of the run; empty for such a run itself."""
+        rates = job.rates(self.scale) if job.lr is None else ()
+        return {TextJob(job.setting, job.algorithm, 0, rate).name: rate for rate in rates}
+
+    def _is_impossible(self, job: TextJob) -> bool:
+        """Whether all runs that would have chosen the learning rate of a job have failed."""
+        names = self._tuning_runs(job).keys()
+        return bool(names) and names <= self._failed
+
     def chosen_rate(self, job: TextJob) -> float | None:
         """The learning rate with the lowest validation loss; None as long as not all have been tried.
 
         If runs failed, they do not count.
         """
         runs, tried = self.finished(), {}
-        for rate in job.rates(self.scale):
-            name = TextJob(job.setting, job.algorithm, 0, rate).name
+        for name, rate in self._tuning_runs(job).items():
             if name in runs:
                 loss = runs[name]["validation_loss"]
                 tried[rate] = math.inf if loss is None else loss
@@ -212,7 +225,7 @@ class TextStudy:
             settings |= {"data__validation": 0.1, "eval_every": rounds}
         result = fedflat.run(job.algorithm, dataset=data, model=model, **settings)
         history, last = result.history, result.history[-1]
-        metric = result.metric
+        metric, diverged = result.metric, result.status == "diverged"  # then the last evaluation is an earlier model
         run: dict[str, Any] = {
             "name": job.name,
             "setting": job.setting,
@@ -222,11 +235,11 @@ class TextStudy:
             "tuning": tuning,
             "status": result.status,
             "metric": metric,
-            "last": last["test"]["server"][metric],
+            "last": None if diverged else last["test"]["server"][metric],
             "torch": torch.__version__,
         }
         if tuning:
-            return run | {"validation_loss": last["validation"]["server"]["loss"]}
+            return run | {"validation_loss": None if diverged else last["validation"]["server"]["loss"]}
         run["round"] = [entry["round"] for entry in history]
         run["curve"] = [entry["test"]["server"][metric] for entry in history]
         run |= {name: last[name] for name in ("bytes_up", "bytes_down")}

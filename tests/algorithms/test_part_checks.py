@@ -87,6 +87,18 @@ class WrongShape(Scaffold):
 
 
 @dataclass(frozen=True)
+class NoDictionary(Sgd):
+    def step(self, x: torch.Tensor, q: torch.Tensor, state: State) -> Any:
+        return x + q, None
+
+
+@dataclass(frozen=True)
+class Number(MissingMessage):
+    def measure(self, displacement: torch.Tensor) -> State:
+        return {"norm": 0.5}  # type: ignore[dict-item]
+
+
+@dataclass(frozen=True)
 class Static(Drift):
     @staticmethod
     def finish(ctx: Any) -> Any:
@@ -107,6 +119,7 @@ MISTAKES: list[tuple[Algorithm, str]] = [
     (Algorithm(MistypedState()), "returns 'cs', but MistypedState.on_client declares c; did you mean 'c'"),
     (Algorithm(server=MistypedServer()), "returns 'momentun', but .*on_server declares .*did you mean 'momentum'"),
     (Algorithm(WrongShape()), r"has shape \(\), but WrongShape.on_client declares shape \(5,\)"),
+    (Algorithm(server=NoDictionary()), "returns None for the fields of NoDictionary.on_server; return a dictionary"),
     (Algorithm(server=MissingMessage()), "MissingMessage.sends declares 'norm', but clients do not send it"),
 ]
 
@@ -115,6 +128,10 @@ MISTAKES: list[tuple[Algorithm, str]] = [
 def test_mistakes_in_a_part_are_clear_errors(mistaken: Algorithm, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_algorithm(mistaken)
+
+
+def test_a_scalar_may_be_a_python_number() -> None:
+    check_algorithm(Algorithm(server=Number()))
 
 
 def test_the_module_of_a_part_is_short() -> None:

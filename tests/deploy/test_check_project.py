@@ -59,6 +59,8 @@ def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
     project = json.loads(check(tmp_path / "private", "--json")[1])
     assert project["sums"].startswith("every sum has at least 3 of 3 sites; if sites are missing")
     assert "at least 2 (deploy.minimum)" in project["sums"] and "after 1 round (" in project["privacy"]
+    settings.write_text(text.replace('privacy = "dp(noise=1)"', 'sampling = "bernoulli"'))
+    assert "on: every sum has at least 2 sites (deploy.minimum)" in check(tmp_path / "private")[1]
     settings.write_text(text.replace(deploy, f"{deploy}quorum = 2\n"))
     assert "deploy.quorum=2 does not work with federation.privacy" in check(tmp_path / "private")[1]
 

@@ -182,6 +182,9 @@ def test_a_run_without_enough_sites_is_shown_and_may_be_replaced(tmp_path: Path)
         serve(federation_of(tmp_path, other), other)
     assert RunFolder(tmp_path / "run").config().seed == 0
     assert serve(federation_of(tmp_path, other), other).config.seed == 1
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match="contains a run of another experiment"):  # it has trained
+        serve(grid, settings)
 
 
 @pytest.mark.parametrize("fresh", [False, True])

@@ -182,6 +182,19 @@ def test_a_round_is_summed_with_the_same_sites_only(server: MaliciousServer) -> 
     assert len(list(folder.glob("*.token"))) == 1
 
 
+def test_both_sums_of_a_round_have_the_same_settings(server: MaliciousServer) -> None:
+    """Sums of the same gradients with different weights would reveal the gradients."""
+    server.change(algorithm="mime")
+    server.begin()
+    for client in server.clients:
+        server.train(client, kind="train.gradient")
+    for client in server.clients:
+        server.unmask(client, server.clients)
+    server.change(algorithm="fedavg", federation__weighting="uniform")
+    with pytest.raises(Refused, match=r"round 0 has been summed with clients 0, 1, 2, 3 .*, and another sum"):
+        server.sum()
+
+
 @pytest.mark.parametrize(
     "setting", [{"training.lr": 1e-9}, {"data.augmentation": "cutout"}, {"deploy.secure_range": 1.0}]
 )

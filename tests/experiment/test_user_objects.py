@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,24 @@ def test_runs_stay_in_their_folder_if_callbacks_change_the_directory(
 def test_only_algorithm_texts_can_be_compared(algorithms: Any) -> None:
     with pytest.raises(UserError, match="None is not an algorithm"):
         fedflat.compare(algorithms, seeds=1, **SMALL)
+
+
+def test_only_an_algorithm_text_can_be_run() -> None:
+    with pytest.raises(UserError, match=r"is not an algorithm; expected a text such as 'fedavg\+sam"):
+        fedflat.run(fedflat.algorithm("scaffold"), **SMALL)  # type: ignore[arg-type]
+
+
+def test_time_before_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment waits for its sites there."""
+    real, waited = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + waited)
+
+    class Waiting(fedflat.Callback):
+        def began(self, run: object) -> None:
+            nonlocal waited
+            waited = 1e6
+
+    assert fedflat.run("fedavg", callbacks=Waiting(), **SMALL).record.seconds < 1e6
 
 
 def test_one_callback_needs_no_list() -> None:

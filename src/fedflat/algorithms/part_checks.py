@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from traceback import walk_tb
 from typing import Any, ParamSpec, TypeVar
@@ -49,6 +49,10 @@ def require_declared(part: Any, method: str, state: State, model: Tensor | None 
         model: a model of shape (P,), to check the shapes; those of server state may change, so they are not checked.
     """
     name, declared = type(part).__name__, {field.name: field for field in getattr(part, method)()}
+    if not isinstance(state, Mapping):
+        raise UserError(
+            f"{name} returns {state!r} for the fields of {name}.{method}; return a dictionary, {{}} if none"
+        )
     for key, value in state.items():
         if key not in declared:
             hint = _nearest(key, declared) or f"add vector('{key}') or scalar('{key}') there"
@@ -57,9 +61,10 @@ def require_declared(part: Any, method: str, state: State, model: Tensor | None 
             )
         if model is not None:
             expected = tuple(model.shape) if declared[key].vector else ()
-            if tuple(value.shape) != expected:
+            shape = tuple(getattr(value, "shape", ()))  # a scalar may be a Python number
+            if shape != expected:
                 raise UserError(
-                    f"'{key}' of {name} has shape {tuple(value.shape)}, but {name}.{method} declares shape {expected}; "
+                    f"'{key}' of {name} has shape {shape}, but {name}.{method} declares shape {expected}; "
                     "declare vectors with vector and numbers with scalar"
                 )
     return state

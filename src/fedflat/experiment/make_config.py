@@ -150,6 +150,8 @@ def prepare(
 
     A dataset, model or task given as text is a setting. Any other value is a user-supplied object.
     """
+    if algorithm is not None:
+        as_algorithms([algorithm])
     names = {"algorithm": algorithm, "dataset": dataset, "model": model, "task": task}
     settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
     user_dataset = None if isinstance(dataset, str) else dataset

@@ -122,9 +122,9 @@ class Run:
         """
         try:
             earlier_seconds = self._open()
-            self._session_started = time.monotonic()
-            self._started = self._session_started - earlier_seconds
             self._notify("began")
+            self._session_started = time.monotonic()  # only now: a deployment waits for its sites in "began"
+            self._started = self._session_started - earlier_seconds
             with explain_out_of_memory(self.config):
                 verdict = self._before_first_round()
                 while verdict is None:

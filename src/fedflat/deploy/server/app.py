@@ -41,6 +41,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.experiment.store.checkpoint import has_checkpoint
 from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
 
@@ -184,7 +185,7 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
     if not folder.exists:
         return False
     if folder.config() != config:
-        if folder.metrics_length() == 0:
+        if folder.metrics_length() == 0 and not (folder.path / LEDGER).exists() and not has_checkpoint(folder):
             _forget(folder)
             return False
         raise UserError(
@@ -208,7 +209,7 @@ def _forget(folder: RunFolder) -> None:
     """Delete what makes a folder a run; raises ``UserError`` if another server waits for the sites of that run."""
     folder.acquire_lock()
     try:
-        for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", SITES):
+        for name in ("metrics.jsonl", "timing.jsonl", SITES, "config.yaml"):  # the config last: it marks a run
             (folder.path / name).unlink(missing_ok=True)
     finally:
         folder.release_lock()

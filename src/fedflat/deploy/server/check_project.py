@@ -123,7 +123,7 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> CheckedProject:
         parts,
         training.privacy.describe(rounds) if training.privacy else "",
         deployment.secure_aggregation,
-        _describe_sums(deployment, cohort_size) if deployment.secure_aggregation else "",
+        _describe_sums(deployment, cohort_size, config.federation.sampling) if deployment.secure_aggregation else "",
         [f"{part}: {text}" for part, text in advice.items() if text],
         _missing_keys(deployment.sites, clients),
     )
@@ -154,8 +154,10 @@ def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
     )
 
 
-def _describe_sums(deployment: Deployment, cohort_size: int) -> str:
+def _describe_sums(deployment: Deployment, cohort_size: int, sampling: str) -> str:
     """Say how many sites a secure sum has at least, if ``cohort_size`` sites take part, and if sites are missing."""
+    if sampling != "fixed":  # any cohort may be small
+        return f"every sum has at least {counted(deployment.minimum, 'site')} (deploy.minimum)"
     smallest = max(threshold(cohort_size, deployment.secure_threshold), deployment.minimum)
     text = f"every sum has at least {smallest} of {cohort_size} sites"
     if smallest > deployment.minimum:

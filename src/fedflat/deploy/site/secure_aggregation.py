@@ -246,12 +246,14 @@ class SiteSum:
             _require_enough(len(agreeing) + 1, roster.threshold)
         deployment, round = roster.deployment, self._purpose.round
         clients = ", ".join(map(str, survivors))
-        wanted = f"{clients} (range {deployment.secure_range}, {deployment.secure_bits} bits)"
+        encoding = f"range {deployment.secure_range}, {deployment.secure_bits} bits"
+        # Other settings may change the weights of sites, and two sums with different weights reveal single updates.
+        wanted = f"{clients} ({encoding}, settings {self._purpose.settings[:12]})"
         recorded = self._memory.commit("sum", round, wanted)
         if recorded != wanted:
             raise UserError(
-                f"round {round} has been summed with clients {recorded}, and another sum, with clients {wanted}, would "
-                "reveal the updates of the clients that differ; wait for the same clients, or start a new run"
+                f"round {round} has been summed with clients {recorded}, and another sum, with clients {wanted}, could "
+                "reveal single updates; restore the same clients and settings, or start a new run"
             )
         shares = [
             pair[:SHARE_BYTES] if client in survivors else pair[SHARE_BYTES:]
