@@ -1,14 +1,14 @@
-"""Measure tokens per second and GPU memory of federated GPT-2, full and LoRA, against a plain loop of transformers.
+"""Measure tokens per second and GPU memory of federated GPT-2, full and LoRA, against a plain transformers loop.
 
     python studies/gpt2_speed.py OUT                    # GPT-2 with 124 M parameters, 512 tokens, 10 clients
     python studies/gpt2_speed.py OUT --checkpointing    # recompute activations in the backward pass
     python studies/gpt2_speed.py OUT --small            # a tiny model, in seconds on a CPU
 
-Both run local AdamW on every client and average the models. fedflat's ``precision=bf16`` computes forward and backward
-passes in bfloat16 and keeps float32 weights; the plain loop uses autocast, as is common, or with ``plain-bf16`` casts
-the whole model like fedflat. LoRA needs ``peft``, if need be from a wheel on PYTHONPATH; without it, only full training
-is measured. Tokens are random, since costs do not depend on them. Rounds before the last warm up; the last is timed.
-OUT/gpt2_speed.json holds the numbers.
+fedflat and the plain loop both run local AdamW on every client and average the models. fedflat's ``precision=bf16``
+computes forward and backward passes in bfloat16 and keeps float32 weights. The plain loop uses autocast, as is common;
+``plain-bf16`` casts the whole model, like fedflat. LoRA needs ``peft``; without it, only full training is measured.
+Tokens are random, because the cost does not depend on them. Only the last round is timed; earlier rounds are warm-up.
+OUT/gpt2_speed.json holds the results.
 """
 
 from __future__ import annotations

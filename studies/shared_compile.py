@@ -51,7 +51,7 @@ PASSES: list[Pass] = []
 def run_pass(
     number: int, point: Tensor, statistics: Tensor, counters: list[Tensor], inputs: Tensor, targets: Tensor
 ) -> list[Tensor]:
-    """A compiled pass as one operator, which the compiler of the rest of the step does not look into."""
+    """Run a compiled pass as one operator, which is opaque to the compiler of the rest of the step."""
     return PASSES[number](point, statistics, counters, inputs, targets)
 
 

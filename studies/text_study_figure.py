@@ -38,7 +38,7 @@ def spread(values: Sequence[float | None]) -> str:
 def differences(runs: Mapping[int, Run], others: Mapping[int, Run], key: str) -> list[float]:
     """Differences of a number between two sets of runs, for the seeds of both."""
     pairs = [(runs[seed].get(key), others[seed].get(key)) for seed in runs if seed in others]
-    return [one - other for one, other in pairs if one is not None and other is not None]
+    return [value - baseline for value, baseline in pairs if value is not None and baseline is not None]
 
 
 def summary(runs: Sequence[Run]) -> str:

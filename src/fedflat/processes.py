@@ -197,7 +197,7 @@ def _run(
 ) -> None:
     """Main function of a child: load the parent's plugins and call ``target``.
 
-    A fork server has the environment, umask and affinity of an earlier time, so the child gets the parent's once more.
+    A fork server keeps the environment, umask and CPU affinity it started with, so the child gets the parent's.
     """
     set_process_masks(*masks)
     end_with_parent()

@@ -162,7 +162,7 @@ def param(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
-    path: bool | Literal["if it exists"] = False,
+    path: bool | Literal["if_exists"] = False,
     positional: bool = False,
 ) -> Any:
     """Declare a parameter of a spec, as the default of a dataclass field.
@@ -173,8 +173,8 @@ def param(
         low: smallest valid value.
         high: largest valid value.
         above: exclusive lower bound, instead of ``low``.
-        path: whether the value names a file or folder, so that configs store it as an absolute path; or only if such
-            a file or folder exists.
+        path: whether the value is a path, which configs store as an absolute path; ``"if_exists"`` treats it as a
+            path only if that file or folder exists.
         positional: whether a value without a name sets this parameter, as in ``dirichlet(0.1)``; only needed for
             components with several parameters.
     """

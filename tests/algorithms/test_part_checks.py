@@ -114,7 +114,7 @@ MISTAKES: list[tuple[Algorithm, str]] = [
     (Algorithm(server=UndeclaredMessage()), "returns 'norm', but UndeclaredMessage.sends declares nothing; add"),
     (
         Algorithm(MistypedRead()),
-        r"direction reads 'corection', .*'correction'\? \(it has server state: c; cl",
+        r"direction reads 'corection', .*'correction'\? \(available: server state: c; cl",
     ),
     (Algorithm(MistypedState()), "returns 'cs', but MistypedState.on_client declares c; did you mean 'c'"),
     (Algorithm(server=MistypedServer()), "returns 'momentun', but .*on_server declares .*did you mean 'momentum'"),

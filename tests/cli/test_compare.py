@@ -114,7 +114,7 @@ def test_a_diverged_run_does_not_stop_the_rest(fedflat, small):
     assert "fedavg(server_lr=1e+38), seed 1: diverged, round" in result.stdout
     assert "fedavg is best" in result.stdout
     evaluated = fedflat("evaluate", *Path("c").glob("fedavg?*/seed-0"), "--on", "test")
-    assert "diverged, and this is its final model (round" in evaluated.stderr
+    assert "); using its final model" in evaluated.stderr
 
 
 def test_show_compares_all_runs_below_a_folder(fedflat, compared):
@@ -194,8 +194,8 @@ def test_diverged_rows_are_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
     assert "+10.00 points over fedcm" in says and "fedavg diverged" in says
     assert "1 of 2 seeds" in (says := verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5])))
-    assert says.endswith("Means exclude diverged runs, which flatters their algorithms: fedavg seed 1.")
-    assert "fedavg seed 6 and 2 more." in verdict(several(fedavg=[0.9, 0.9, *[None] * 7], fedsam=[0.5] * 9))
+    assert says.endswith("Means exclude diverged runs (fedavg seed 1), which flatters their algorithms.")
+    assert "fedavg seed 6 and 2 more)" in verdict(several(fedavg=[0.9, 0.9, *[None] * 7], fedsam=[0.5] * 9))
     assert "all others diverged" in verdict(several(fedavg=[0.5, 0.5], fedsam=[None, None]))
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))
 

@@ -30,7 +30,7 @@ def test_several_runs_are_drawn_on_one_scale(
     fedflat: Fedflat, compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (run for run in runs_of(compared) if run.name == "seed-0")
-    monkeypatch.setattr(checks, "SIMILAR_LOSS", 1.0)
+    monkeypatch.setattr(checks, "MAX_LOSS_RATIO", 1.0)
     result = fedflat("flatness", "landscape", one, other, *FAST, "--out", tmp_path / "drawn")
     assert result.exit_code == 0
     assert "fedavg" in result.stdout

@@ -96,8 +96,8 @@ def test_scores_name_missing_sites(tmp_path: Path, caplog: pytest.LogCaptureFixt
     messages = [(record.levelname, record.getMessage()) for record in caplog.records[-2:]]
     reason = "this node reports no scores; scores=true in its --node-config would permit them"
     assert messages == [
-        ("INFO", f"fedflat: without scores of client 0, client 1: {reason}; client 3: {NOT_CONNECTED}"),
-        ("INFO", f"fedflat: done; look at it with: fedflat show {tmp_path / 'run'}"),
+        ("INFO", f"fedflat: no scores from client 0, client 1: {reason}; client 3: {NOT_CONNECTED}"),
+        ("INFO", f"fedflat: done; show the results with: fedflat show {tmp_path / 'run'}"),
     ]
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
     assert re.search(rf"client 2 +\d+ +1 +0 +{100 * scores['sites']['2']['accuracy']:.2f}", shown), shown

@@ -53,14 +53,14 @@ def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
     settings.write_text(text)
     code, output = check(tmp_path / "private", "--site", "0")
     assert code == 0 and "epsilon 30.1 after 5 rounds (delta 1e-05), noise multiplier 1," in output
-    assert "on: every sum has at least 2 of 3 sites privacy: the noise on a round's mean update is" in output
+    assert "on: every sum includes at least 2 of 3 sites privacy: the noise on a round's mean update is" in output
     deploy = "[tool.flwr.app.config.deploy]\n"
     settings.write_text(text.replace(deploy, f"{deploy}secure_threshold = 1.0\n").replace("rounds = 5", "rounds = 1"))
     project = json.loads(check(tmp_path / "private", "--json")[1])
-    assert project["sums"].startswith("every sum has at least 3 of 3 sites; if sites are missing")
-    assert "at least 2 (deploy.minimum)" in project["sums"] and "after 1 round (" in project["privacy"]
+    assert project["sums"].startswith("every sum includes at least 3 of 3 sites, or at least 2 (deploy.minimum) if")
+    assert "after 1 round (" in project["privacy"]
     settings.write_text(text.replace('privacy = "dp(noise=1)"', 'sampling = "bernoulli"'))
-    assert "on: every sum has at least 2 sites (deploy.minimum)" in check(tmp_path / "private")[1]
+    assert "on: every sum includes at least 2 sites (deploy.minimum)" in check(tmp_path / "private")[1]
     settings.write_text(text.replace(deploy, f"{deploy}quorum = 2\n"))
     assert "deploy.quorum=2 does not work with federation.privacy" in check(tmp_path / "private")[1]
 

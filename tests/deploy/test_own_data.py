@@ -83,7 +83,7 @@ def test_a_site_that_standardises_by_its_own_statistics_is_refused(
     grid = DirectGrid([node(tmp_path, settings, number) for number in range(2)], app)
     serve(grid, settings, standardise(data_of(9, 30), **in_float32), network())
     assert "site 0 is standardised by the mean and standard deviation of its own training examples" in caplog.text
-    assert re.search(r"rejected: client 0: normalisation is \w+ at the node but \w+ at the server", caplog.text)
+    assert re.search(r"rejected client 0: normalisation is \w+ at the node but \w+ at the server", caplog.text)
     assert '"accepted": [1]' in (tmp_path / "run" / "participation.jsonl").read_text()
 
 
@@ -138,7 +138,7 @@ def test_data_of_a_site_may_depend_on_its_node_config(tmp_path: Path, caplog: py
     serve(grid, settings, data_of(9, 30), network())
     headers = [reply.content.config_records["header"] for reply in grid.came if "header" in reply.content]
     assert {header["examples"] for header in headers if "examples" in header} == set(SIZES[:2])
-    assert "rejected: client 2: KeyError at the site, whose SuperNode has the details in its log" in caplog.text
+    assert "rejected client 2: KeyError at the site, whose SuperNode has the details in its log" in caplog.text
     reason = "it cannot load its data; the log of its SuperNode says why"
     assert RunFolder(tmp_path / "run").status()["rejected_nodes"]["client 3"] == reason
     assert f"client 3 cannot load its data (site_data in hooks.py): {tmp_path}/wards.csv does not exist" in caplog.text

@@ -65,7 +65,7 @@ def test_a_poisoned_update_is_rejected_and_logged(tmp_path: Path, caplog: pytest
     assert torch.isfinite(record.models["server"].weights).all()
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 3]] * 3
     assert all(re.search("displacement.*NaN", line["rejected"]["2"]) for line in lines_of(tmp_path))
-    assert re.search("round 0: rejected update of client 2: .*NaN", caplog.text)
+    assert re.search("round 0: rejected update from client 2: .*NaN", caplog.text)
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
     assert re.search(r"client 2 +rejected +0-2 +displacement contains NaN", shown)
     assert re.search(r"client 1 +\d+ +3 +2 *\n", shown) and re.search(r"client 2 +\d+ +0 +– *\n", shown)
@@ -175,7 +175,7 @@ def test_a_run_without_enough_sites_is_shown_and_may_be_replaced(tmp_path: Path)
     for folder in (tmp_path / "run", tmp_path):
         shown = " ".join(CliRunner().invoke(app, ["show", str(folder)], env={"COLUMNS": "200"}).output.split())
         assert re.search(
-            r"paused.*too few sites have joined: 3.*rejected: node 103: cannot read the key \[path\]", shown
+            r"paused.*too few sites have joined: 3.*rejected node 103: cannot read the key \[path\]", shown
         )
     other = {**settings, "seed": 1}
     with locked(tmp_path / "run" / "checkpoint"), pytest.raises(UserError, match="working on"):

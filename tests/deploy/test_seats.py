@@ -105,7 +105,7 @@ def test_a_site_that_requires_larger_sums_is_rejected(tmp_path: Path, caplog: py
         for number in (101, 103):
             grid.contexts[number].node_config |= {**node_config, "secure-aggregation": False}
         serve(grid, settings)
-        names = "rejected: client 1, client 3: sums of this run need only 3 of 4 sites, but this node requires"
+        names = "rejected client 1, client 3: sums of this run need only 3 of 4 sites, but this node requires"
         assert re.search(f"{names} .*{re.escape(reason)}\n", caplog.text)
     settings |= {"deploy.secure_threshold": 1.0, "deploy.out": str(tmp_path / "run")}
     for number, context in grid.contexts.items():

@@ -189,7 +189,7 @@ def test_the_server_learns_only_how_many_sites_clip(tmp_path: Path, caplog: pyte
     )
     limit = (peaks[-2] + peaks[-1]) / 2
     federated(tmp_path, **{"deploy.secure_range": limit})
-    assert f"1 of 4 sites clipped values beyond deploy.secure_range={limit:g}" in caplog.text
+    assert f"1 of 4 sites clipped values that exceed deploy.secure_range={limit:g}" in caplog.text
     record, _ = federated(tmp_path / "nan", **{"training.lr": 1e38, "training.clip": 1e30})
     assert "4 of 4 sites clipped" in caplog.text and bool(record.models["server"].weights.isfinite().all())
     for folder in (tmp_path, tmp_path / "nan"):

@@ -215,19 +215,21 @@ def test_a_site_sends_one_update_per_round(server: MaliciousServer) -> None:
     server.arrays = ArrayRecord({"model": server.arrays["model"], "drift.c": Array(control)})
     server.header["base"] = arrays_digest(server.arrays)
     server.sum()
-    with pytest.raises(Refused, match="does not train from its state before that round"):
+    with pytest.raises(Refused, match="round 0 has already been summed, so this node refuses to train"):
         server.sum(round=1, state_version=0)
     server.sum(round=1)
     server.sum(round=1)
     (state,) = Path(server.grid.contexts[100].node_config["state"]).rglob("1.safetensors")
-    with pytest.raises(Refused, match="round 1 has begun with another model, client state"):
+    with pytest.raises(Refused, match="round 1 has already begun with a different model, client state"):
         server.sum(round=1, state_version=0)
     server.change(training__lr=0.01)
-    with pytest.raises(Refused, match="round 1 has begun with another model, client state, dataset or other settings"):
+    with pytest.raises(
+        Refused, match="round 1 has already begun with a different model, client state, dataset or settings"
+    ):
         server.sum(round=1)
     server.change(training__lr=SECURE["training.lr"])
     state.write_bytes(state.with_name("2.safetensors").read_bytes())
-    with pytest.raises(Refused, match="round 1 has begun with another model, client state"):
+    with pytest.raises(Refused, match="round 1 has already begun with a different model, client state"):
         server.sum(round=1)
     with pytest.raises(Refused, match="round 1 of this run has already begun"):
         server.sum(round=0)  # it would replace the state that round 1 starts from

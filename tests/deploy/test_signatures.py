@@ -56,7 +56,7 @@ def test_a_stranger_does_not_displace_a_site(tmp_path: Path, keys: Path, caplog:
     rejected = RunFolder(tmp_path / "run").status()["rejected_nodes"]
     assert re.search(r"client 1 \(hospital-b\), .*not signed with the key of hospital-b", rejected["node 103"])
     assert re.search(r"client 1 \(hospital-b\), .*not signed; .*--node-config", rejected["node 104"])
-    assert "rejected: node 103: it claims" in caplog.text
+    assert "rejected node 103: it claims" in caplog.text
     trained = {m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"}
     assert trained == {100, 101, 102}
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
@@ -147,7 +147,7 @@ def test_forged_updates_are_rejected(tmp_path: Path, keys: Path, caplog: pytest.
     for line, (name, (_, why)) in zip(lines, FORGERIES.items(), strict=True):
         assert line["accepted"] == [0, 2], name
         assert line["rejected"] == {"1": why}
-        assert f"round {line['round']}: rejected update of client 1 (hospital-b): {why}" in caplog.text
+        assert f"round {line['round']}: rejected update from client 1 (hospital-b): {why}" in caplog.text
 
 
 def test_a_site_notices_a_changed_model(tmp_path: Path, keys: Path) -> None:

@@ -21,7 +21,7 @@ from fedflat.data import Examples
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu import layers as gpu_layers
 from fedflat.engines.gpu.engine import BATCHES_AT_ONCE, LaneEngine
-from fedflat.engines.gpu.lane import SELDOM, DoesNotFit, Lane, explained_capture_errors, memory_needed
+from fedflat.engines.gpu.lane import SELDOM, DoesNotFit, Lane, explain_capture_errors, memory_needed
 from fedflat.engines.gpu.static_state import with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
@@ -302,7 +302,7 @@ def test_a_finish_that_cannot_be_captured_runs_eagerly(monkeypatch: pytest.Monke
     ],
 )
 def test_failed_captures_are_explained(raised: Exception, expected: type[Exception], message: str) -> None:
-    with pytest.raises(expected, match=message), explained_capture_errors():
+    with pytest.raises(expected, match=message), explain_capture_errors():
         raise raised
 
 

@@ -149,7 +149,7 @@ def test_padding_by_tokens_is_reported() -> None:
     padded = labelled()
     for examples in (padded.train, padded.test):
         examples.inputs.clamp_(min=0)
-    with pytest.warns(UserWarning, match="of labelled begin or end with the token 0, .*; replace padding by -100"):
+    with pytest.warns(UserWarning, match="of labelled begin or end with token 0, .*; replace padding with -100"):
         fedflat.run("fedavg", dataset=padded, model=model, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -65,7 +65,7 @@ def require_declared(part: Any, method: str, state: State, model: Tensor | None 
             if shape != expected:
                 raise UserError(
                     f"'{key}' of {name} has shape {shape}, but {name}.{method} declares shape {expected}; "
-                    "declare vectors with vector and numbers with scalar"
+                    "declare vectors with vector(...) and numbers with scalar(...)"
                 )
     return state
 
@@ -118,7 +118,7 @@ def _explanation(error: KeyError) -> str | None:
     advice = "declare what the server keeps in on_server, what clients keep in on_client and what they send in sends"
     hint = _nearest(key, {name for keys in names.values() for name in keys}) or advice
     method = f"{type(part).__name__}.{frame.f_code.co_name}"
-    return f"{method} reads '{key}', which does not exist; {hint}" + (f" (it has {known})" if known else "")
+    return f"{method} reads '{key}', which does not exist; {hint}" + (f" (available: {known})" if known else "")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

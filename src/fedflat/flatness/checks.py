@@ -15,7 +15,7 @@ from fedflat.flatness.batches import count_examples, select_rows
 if TYPE_CHECKING:
     from fedflat.flatness.objective import Objective
 
-SIMILAR_LOSS = 1.1
+MAX_LOSS_RATIO = 1.1
 """Largest ratio of two training losses at which models are compared, as in the flatness study."""
 
 
@@ -29,14 +29,14 @@ def describe_unequal_losses(losses: Mapping[str, float]) -> str:
     'The training losses of fedavg (0.1) and fedcm (0.25) differ by a factor of 2.5.'
     """
     names = sorted((name for name, loss in losses.items() if math.isfinite(loss)), key=losses.__getitem__)
-    if not names or losses[names[0]] <= 0 or losses[names[-1]] <= SIMILAR_LOSS * losses[names[0]]:
+    if not names or losses[names[0]] <= 0 or losses[names[-1]] <= MAX_LOSS_RATIO * losses[names[0]]:
         return ""
     lowest, highest = losses[names[0]], losses[names[-1]]
     return (
         f"The training losses of {names[0]} ({lowest:.3g}) and {names[-1]} ({highest:.3g}) differ by a factor of "
-        f"{highest / lowest:.3g}. Above {SIMILAR_LOSS}, the difference in flatness allows no conclusion, because "
-        "curvature changes with the loss. Compare saved models of similar loss (train with --save-every N, then "
-        "measure RUN:server@ROUND)."
+        f"{highest / lowest:.3g}. Above a factor of {MAX_LOSS_RATIO}, differences in flatness are inconclusive, "
+        "because curvature changes with the loss. Compare saved models with similar losses (train with --save-every N, "
+        "then measure RUN:server@ROUND)."
     )
 
 

@@ -247,7 +247,7 @@ def _handles_unequal_clients(tested: CheckedAlgorithm) -> str | None:
     return f"with clients of {counts} examples, and as many local steps, {reason}"
 
 
-def _stays_together(tested: CheckedAlgorithm) -> str | None:
+def _drifts_no_further(tested: CheckedAlgorithm) -> str | None:
     """Check that the drift correction alone does not move clients' models further apart than FedAvg does.
 
     Most corrections counteract client drift, or add a direction that all clients share. Returns the violation, or None.
@@ -356,7 +356,7 @@ ALWAYS: dict[str, Check] = {
 CLAIMS: dict[str, Check] = {
     "with equal clients it is FedAvg": _equals_fedavg,
     "finds the joint optimum": _finds_optimum,
-    "clients drift no further apart than with FedAvg": _stays_together,
+    "clients drift no further apart than with FedAvg": _drifts_no_further,
     ASCENT: _perturbations_ascend,
 }
 """Further properties that an algorithm may claim, by name."""

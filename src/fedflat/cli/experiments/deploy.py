@@ -148,7 +148,10 @@ def check(
     ),
     insecure: bool = typer.Option(False, "--insecure", help="connect without TLS"),
     site: list[int] = typer.Option(
-        [], "--site", metavar="N,...", help="for a project: also load the data of these sites; repeatable"
+        [],
+        "--site",
+        metavar="N,...",
+        help="for a project: also load the data of these sites; comma-separated or repeated",
     ),
     as_json: bool = JSON,
 ) -> None:

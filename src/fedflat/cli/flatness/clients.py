@@ -32,7 +32,10 @@ CLIENTS = typer.Option(10, "--clients", metavar="N", min=1, help="number of clie
 def clients(
     run: Path = RUN,
     client: list[int] = no_default(
-        "--client", "client numbers, from 0; repeatable [dim](default: each round's cohort)[/dim]", [], metavar="I,..."
+        "--client",
+        "client numbers, from 0; comma-separated or repeated [dim](default: each round's cohort)[/dim]",
+        [],
+        metavar="I,...",
     ),
     variates: bool = typer.Option(False, "--variates", help="also list the norms of control variates and duals"),
     curvature: bool = typer.Option(

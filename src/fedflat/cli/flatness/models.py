@@ -160,7 +160,7 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
     from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
     from fedflat.experiment.analysis.run_model import open_model_or_client
-    from fedflat.experiment.store.run_collection import glob_of_runs
+    from fedflat.experiment.store.run_collection import run_glob
     from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     files = [text for text in references if is_weights_file(text)]
@@ -170,8 +170,8 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
         _require_once(text, references)
         if text not in files:
             folder = parse_reference(text).run
-            if (pattern := glob_of_runs(folder)) and not RunFolder(folder).exists:
-                raise UserError(f"{folder} contains runs but is none; name one, or several: {pattern}")
+            if (pattern := run_glob(folder)) and not RunFolder(folder).exists:
+                raise UserError(f"{folder} is not a run but contains runs; pass one of them, or several: {pattern}")
             fetch_if_missing(load_record(folder).config, silent)
     config = external_config(flags.dataset, flags.data_dir) if flags.dataset else None
     if config is not None:

@@ -37,7 +37,10 @@ def sharpness(
         "sam,asam,average", "--kind", metavar="KIND,...", help="comma-separated: sam, asam, average"
     ),
     rho: list[float] = no_default(
-        "--rho", "radii of every kind; repeatable [dim](default: 0.05, asam 0.5)[/dim]", [], metavar="RADIUS,..."
+        "--rho",
+        "radii for every kind; comma-separated or repeated [dim](default: 0.05, asam 0.5)[/dim]",
+        [],
+        metavar="RADIUS,...",
     ),
     steps: int = typer.Option(
         1, "--ascent-steps", min=1, help="ascent steps of sam and asam; 1 is the first-order direction used in training"

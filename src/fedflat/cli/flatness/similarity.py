@@ -28,7 +28,7 @@ def similarity(
     ),
     client: list[int] = no_default(
         "--client",
-        "client numbers, from 0; repeatable [dim](default: the next round's cohort)[/dim]",
+        "client numbers, from 0; comma-separated or repeated [dim](default: the next round's cohort)[/dim]",
         [],
         metavar="I,...",
     ),

@@ -49,7 +49,9 @@ RUNS_BELOW = typer.Argument(
 AVERAGE = typer.Option("server", "--average", metavar="NAME", help="model of the run: server, or an average, e.g. wima")
 SEED = typer.Option(0, "--seed", min=0, help="random seed")
 SEEDS = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)")
-TARGETS = no_default("--target", "also report rounds to this value of the metric; repeatable", [], metavar="VALUE,...")
+TARGETS = no_default(
+    "--target", "also report rounds to these metric values; comma-separated or repeated", [], metavar="VALUE,..."
+)
 DATA_DIR = optional("--data-dir", "dataset folder", "$FEDFLAT_DATA, or the user cache", metavar="FOLDER")
 JOBS = optional("--jobs", "concurrent runs, one process each", "one per core for small runs", metavar="N", min=1)
 DRY_RUN = typer.Option(False, "--dry-run", help="show the plan and its cost, then stop")

@@ -13,7 +13,9 @@ from fedflat.errors import UserError
 from fedflat.registry import require_package
 
 BYTES = "bytes"
-MEANING = "bytes, a tokenizer.json file, a folder written by save_pretrained, or a name on the Hugging Face Hub"
+TOKENISER_VALUES = (
+    "bytes, a tokenizer.json file, a folder written by save_pretrained, or a name on the Hugging Face Hub"
+)
 """Values of the option ``tokeniser``, for help and messages."""
 
 
@@ -86,7 +88,8 @@ def load_tokeniser(tokeniser: Any) -> Tokeniser:
     if not isinstance(tokeniser, str | Path):
         if not callable(tokeniser) or not hasattr(tokeniser, "convert_ids_to_tokens"):
             raise UserError(
-                f"the tokeniser is a {type(tokeniser).__name__}; expected a tokeniser of transformers, or {MEANING}"
+                f"the tokeniser is a {type(tokeniser).__name__}; expected a tokeniser of transformers, or "
+                f"{TOKENISER_VALUES}"
             )
         return PretrainedTokeniser(tokeniser)
     transformers = require_package("transformers", f"the tokeniser {tokeniser}", extra="text")
@@ -97,8 +100,8 @@ def load_tokeniser(tokeniser: Any) -> Tokeniser:
     except Exception as error:  # the errors of transformers have many types
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(
-            f"cannot load the tokeniser {tokeniser} ({reason}); expected {MEANING}; to use one of the Hub offline: "
-            "hf download NAME --local-dir DIR, then tokeniser=DIR"
+            f"cannot load the tokeniser {tokeniser} ({reason}); expected {TOKENISER_VALUES}; to use one from the Hub "
+            "offline, first run: hf download NAME --local-dir DIR, then set tokeniser=DIR"
         ) from error
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.files.cache import cache_entry, fingerprint
 from fedflat.data.files.mapped import MappedTensor
-from fedflat.data.files.tokeniser import MEANING, load_tokeniser, tokeniser_versions
+from fedflat.data.files.tokeniser import TOKENISER_VALUES, load_tokeniser, tokeniser_versions
 from fedflat.data.sources.leaf import ArraysByName, Leaf, LeafArrays
 from fedflat.data.sources.source import DatasetCard
 from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
@@ -34,8 +34,8 @@ class ShakespeareOptions:
         "all",
         "characters to predict: the next one at each of the 80 positions (all), or the one after the sequence (last)",
     )
-    tokeniser: str | None = param(None, f"predict tokens instead of characters: {MEANING}", path="if it exists")
-    length: int = param(80, "with tokeniser: number of tokens of an example", low=1)
+    tokeniser: str | None = param(None, f"predict tokens instead of characters: {TOKENISER_VALUES}", path="if_exists")
+    length: int = param(80, "with tokeniser: tokens per example", low=1)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedflat.data.dataset import Dataset
 from fedflat.data.files.cache import cache_entry, fingerprint
-from fedflat.data.files.tokeniser import BYTES, MEANING, file_version, load_tokeniser, tokeniser_versions
+from fedflat.data.files.tokeniser import BYTES, TOKENISER_VALUES, file_version, load_tokeniser, tokeniser_versions
 from fedflat.data.sources.source import DatasetSource
 from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
 from fedflat.errors import UserError, similar_file
@@ -40,7 +40,7 @@ class TextFileOptions:
     text: str = param("text", "column of the text")
     target: str | None = param(None, "column of classes; none trains a language model, which predicts every token")
     group: str | None = param(None, "column of natural clients, such as authors or topics")
-    tokeniser: str = param(BYTES, MEANING, path="if it exists")
+    tokeniser: str = param(BYTES, TOKENISER_VALUES, path="if_exists")
     length: int = param(128, "largest number of tokens of an example", low=1)
     pack: bool = param(True, "for language models: join texts of a client, then divide them into equal lengths")
 
@@ -100,7 +100,7 @@ class TextFiles(DatasetSource):
             script = f"import datasets; datasets.load_dataset({', '.join(map(repr, names))}).save_to_disk('DIR')"
             raise UserError(
                 f"cannot load {self.options.hub} from the Hugging Face Hub ({reason}); check its name; to use it "
-                f'offline: python -c "{script}" with a network, then text(path=DIR)'
+                f'offline, first run this while online: python -c "{script}", then use text(path=DIR)'
             ) from error
         splits = self._choose_splits(loaded)
         return splits, [str(getattr(split, "_fingerprint", "")) for split in splits.values()]

@@ -27,7 +27,7 @@ FORWARDED = ("/v1/fleet/{path}", "/health")
 TIMEOUT = 300.0
 """Seconds that the SuperLink has to answer a request."""
 KEEP_ALIVE = 2.0
-"""Seconds after which an idle connection is closed: before the SuperLink does, which would lose a request."""
+"""Seconds until the gateway closes an idle connection; if the SuperLink closed it first, a request could be lost."""
 LONGEST_BODY = 64 * 2**20
 """Bytes of a request; Flower splits larger messages into requests of a few megabytes."""
 HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}

@@ -34,7 +34,7 @@ serverapp = "{package}.server:app"
 clientapp = "{package}.client:app"
 
 # The experiment: every key is a setting of fedflat (list them with fedflat settings).
-# Change some for a single run, with strings in double quotes and everything in single quotes:
+# Override settings for a single run; put strings in double quotes and the whole argument in single quotes:
 #   flwr run {folder} sites --run-config 'algorithm="scaffold" training.rounds=20'
 # Flower accepts only keys that are in this file; for others it says "Invalid run configuration". Add them here first.
 [tool.flwr.app.config]
@@ -196,7 +196,7 @@ def write_project(folder: Path, algorithm: str, clients: int, secure_weighting: 
         "supernodes": "\n".join(supernodes),
         "weighting": f'weighting = "{secure_weighting}"\n' if secure_weighting else "",
         "local_work": (
-            "local_steps = 20  # instead of local_epochs, so that all sites make equally many steps"
+            "local_steps = 20  # instead of local_epochs, so that all sites take the same number of steps"
             if secure_weighting
             else "local_epochs = 1"
         ),

@@ -20,7 +20,7 @@ EXPERIMENT, ROUND, CLIENT, BASE, CHALLENGE = CLAIMS = ("experiment", "round", "c
 STATE_VERSION = "state_version"
 """Name in a header: version of the state that the client trains from, as in ``client_memory``."""
 FIRST_BASE = "first_base"
-"""Name in a header: digest of the arrays of the first of a round's two phases, in the second one; otherwise empty."""
+"""Name in a header: in the second phase of a round, the digest of the first phase's arrays; otherwise empty."""
 
 
 def message_content(

@@ -78,7 +78,7 @@ def server_app(
 
 
 def _drop_traceback(record: logging.LogRecord) -> bool:
-    """Drop the traceback of a mistake of the user from a log record, whose text says enough."""
+    """Drop the traceback of a ``UserError`` from a log record; its message suffices."""
     if record.exc_info and isinstance(record.exc_info[1], UserError):
         record.exc_info = None
     return True
@@ -140,7 +140,7 @@ def serve(
     if deployment.score:
         _score_sites(sites, record, run.primary, len(run.partition.clients))
     _note_in_status(folder, sites.nodes)
-    log.info("fedflat: done; look at it with: fedflat show %s", shlex.quote(str(folder.path)))
+    log.info("fedflat: done; show the results with: fedflat show %s", shlex.quote(str(folder.path)))
     return record
 
 
@@ -186,7 +186,7 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
         return False
     if folder.config() != config:
         if folder.metrics_length() == 0 and not (folder.path / LEDGER).exists() and not has_checkpoint(folder):
-            _forget(folder)
+            _discard_run(folder)
             return False
         raise UserError(
             f"{folder.path} contains a run of another experiment; choose another deploy.out or restore its settings"
@@ -205,8 +205,8 @@ def _is_resumable(folder: RunFolder, config: Config, deployment: Deployment) -> 
     return True
 
 
-def _forget(folder: RunFolder) -> None:
-    """Delete what makes a folder a run; raises ``UserError`` if another server waits for the sites of that run."""
+def _discard_run(folder: RunFolder) -> None:
+    """Delete the files that mark a folder as a run; raises ``UserError`` if another server is waiting for its sites."""
     folder.acquire_lock()
     try:
         for name in ("metrics.jsonl", "timing.jsonl", SITES, "config.yaml"):  # the config last: it marks a run
@@ -264,7 +264,7 @@ class _ProgressLog(Callback):
         nodes.wait_for(lambda: len(nodes.present) >= clients, deployment.wait, deployment.timeout)
         self.round_done(run)
         if len(nodes.present) < deployment.minimum:
-            raise nodes.too_few(len(nodes.present), deployment.minimum, "too few sites have joined")
+            raise nodes.too_few_error(len(nodes.present), deployment.minimum, "too few sites have joined")
 
     def round_done(self, run: RunView) -> None:
         """Store the sites, to which new ones may have come."""

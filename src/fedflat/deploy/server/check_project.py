@@ -50,7 +50,7 @@ class CheckedProject:
         parts: the data of the server and of the checked sites.
         privacy: noise and epsilon of the run; empty without differential privacy.
         secure_aggregation: whether the server sees only sums.
-        sums: how many sites a sum has at least; empty without secure aggregation.
+        sums: minimum number of sites in a sum, as text; empty without secure aggregation.
         advice: what the operator may have to change.
         missing: what must exist before the run starts, but has not been found.
     """
@@ -155,13 +155,13 @@ def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
 
 
 def _describe_sums(deployment: Deployment, cohort_size: int, sampling: str) -> str:
-    """Say how many sites a secure sum has at least, if ``cohort_size`` sites take part, and if sites are missing."""
+    """Describe the minimum number of sites in a secure sum, with ``cohort_size`` sites and if sites are missing."""
     if sampling != "fixed":  # any cohort may be small
-        return f"every sum has at least {counted(deployment.minimum, 'site')} (deploy.minimum)"
+        return f"every sum includes at least {counted(deployment.minimum, 'site')} (deploy.minimum)"
     smallest = max(threshold(cohort_size, deployment.secure_threshold), deployment.minimum)
-    text = f"every sum has at least {smallest} of {cohort_size} sites"
+    text = f"every sum includes at least {smallest} of {cohort_size} sites"
     if smallest > deployment.minimum:
-        text += f"; if sites are missing when a round starts, at least {deployment.minimum} (deploy.minimum)"
+        text += f", or at least {deployment.minimum} (deploy.minimum) if sites are missing when a round starts"
     return text
 
 

@@ -98,7 +98,7 @@ class SitesEngine:
             missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing
             for kind, reasons in (("rejected", current.rejected), ("missing", missing)):
                 for reason, names in names_by_reason(self.nodes.labelled(reasons)).items():
-                    log.warning("round %d: %s update of %s: %s", round, kind, names, reason)
+                    log.warning("round %d: %s update from %s: %s", round, kind, names, reason)
             if outcome is not None:
                 outcome.clients.clear()  # the server stores no client's state
                 self.ledger.record(round, current.accepted, current.rejected, missing, self.nodes.names())
@@ -106,7 +106,7 @@ class SitesEngine:
             log.warning("round %d: try %d of %d gave %d updates", round, attempt + 1, tries, len(current.accepted))
         setting = "deploy.minimum" if current.required == deployment.minimum else "deploy.secure_threshold"
         updates, what_happened = len(current.accepted), f"round {round} has too few updates"
-        raise self.nodes.too_few(updates, current.required, what_happened, setting)
+        raise self.nodes.too_few_error(updates, current.required, what_happened, setting)
 
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
         """Wait until enough of the cohort's nodes are connected, or the time is up, and return their clients.

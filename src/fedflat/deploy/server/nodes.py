@@ -101,7 +101,7 @@ class Nodes:
             for node, reason in self.rejected.items()
         }
 
-    def too_few(self, count: int, minimum: int, what_happened: str, setting: str = "deploy.minimum") -> UserError:
+    def too_few_error(self, count: int, minimum: int, what_happened: str, setting: str = "deploy.minimum") -> UserError:
         """Return the error that ends a run with too few clients.
 
         Args:
@@ -111,7 +111,7 @@ class Nodes:
             setting: decides on ``minimum``.
         """
         reasons = names_by_reason(self.rejections()).items()
-        rejected = "".join(f"; rejected: {names}: {reason}" for reason, names in reasons)
+        rejected = "".join(f"; rejected {names}: {reason}" for reason, names in reasons)
         return UserError(
             f"{what_happened}: {count}, but at least {minimum} are required ({setting}){rejected}; start more "
             "SuperNodes or check their logs, then start the run again, which continues from its last checkpoint"
@@ -180,7 +180,7 @@ class Nodes:
         self.rejected |= not_sent | late
         new = {name: reason for name, reason in self.rejections().items() if earlier.get(name) != reason}
         for reason, names in names_by_reason(new).items():
-            log.warning("rejected: %s: %s", names, reason)
+            log.warning("rejected %s: %s", names, reason)
 
     def _unanswered(self) -> set[int]:
         """Return the nodes that have not answered their greeting."""

@@ -162,15 +162,15 @@ class SecureAttempt(RoundAttempt):
             name: decode(array, weights[name], roster.deployment, expected.arrays[name].shape)
             for name, array in masked.items()
         }
-        self._warn_of_errors(means, roster.deployment, weight)
+        self._warn_of_inaccuracy(means, roster.deployment, weight)
         return _Sum({name: torch.from_numpy(mean).to(self.z) for name, mean in means.items()}, updates)
 
-    def _warn_of_errors(self, means: Mapping[str, np.ndarray], deployment: Deployment, weight: float) -> None:
-        """Log which vectors have a rounding error that matters; ``weight`` is the sum of the sites' weights."""
+    def _warn_of_inaccuracy(self, means: Mapping[str, np.ndarray], deployment: Deployment, weight: float) -> None:
+        """Warn of clipped values and of large rounding errors; ``weight`` is the sum of the sites' weights."""
         if clipped := round(float(means[CLIPPED])):
             log.warning(
-                "round %d: %d of %d sites clipped values beyond deploy.secure_range=%g, or not finite; raise it, or "
-                "lower the learning rate",
+                "round %d: %d of %d sites clipped values that exceed deploy.secure_range=%g or are not finite; raise "
+                "deploy.secure_range or lower the learning rate",
                 self.round,
                 clipped,
                 len(self.accepted),

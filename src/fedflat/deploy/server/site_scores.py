@@ -88,7 +88,7 @@ def log_missing_scores(nodes: Nodes, missing: Mapping[int, str]) -> None:
     """Log in one line which sites have not scored a model, and why; nothing if all have."""
     if missing:
         reasons = names_by_reason(nodes.labelled(missing)).items()
-        log.info("fedflat: without scores of %s", "; ".join(f"{names}: {reason}" for reason, names in reasons))
+        log.info("fedflat: no scores from %s", "; ".join(f"{names}: {reason}" for reason, names in reasons))
 
 
 def weighted_means(scores: Mapping[int, Mapping[str, float]]) -> dict[str, float]:

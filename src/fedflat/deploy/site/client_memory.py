@@ -112,7 +112,7 @@ class ClientMemory:
             raise UserError(f"{path} is damaged; restore it from a copy or restart the experiment") from None
 
     def commit(self, subject: str, round: int, text: str) -> str:
-        """Record a text about a round, and return the recorded text, which is an earlier one if the round has one.
+        """Record ``text`` for a round unless the round already has a record; returns the record.
 
         Raises ``UserError`` if a later round has a record; those of earlier rounds are deleted.
         """
@@ -133,7 +133,7 @@ class ClientMemory:
         return max((int(path.stem) for path in self.folder.glob(f"*.{subject}")), default=-1)
 
     def next_token(self, token: str | None = None) -> str:
-        """Use up a token and return a new one; without a token, all earlier ones become invalid.
+        """Consume a token and return a new one; without a token, all earlier ones become invalid.
 
         Raises ``UserError`` if the token has been used, also by a process that does the same at the same time.
         """

@@ -139,7 +139,7 @@ class SiteSum:
         """Decrypt the shares of the other sites, which come with the task to train, before the site works on it.
 
         Raises ``UserError`` if too few sites have sent shares, if the site has worked on another task in this round, or
-        if it should return to an earlier state: only sums of many updates may differ.
+        if it is asked to train from an earlier state: comparing two such sums could reveal a single update.
 
         Args:
             kind: what is summed: all sites of a sum must say the same.
@@ -162,14 +162,14 @@ class SiteSum:
         round, version, summed = self._purpose.round, self._version, self._memory.last_round("sum")
         if version <= summed < round:
             raise UserError(
-                f"the update of this client in round {summed} has been summed, so it does not train from its state "
-                f"before that round in round {round}; start a new run"
+                f"this client's update of round {summed} has already been summed, so this node refuses to train from "
+                f"an older state in round {round}; start a new run"
             )
         task = json.dumps([*self._purpose, self._memory.digest(version), examples])
         if self._memory.commit(kind, round, task) != task:
             raise UserError(
-                f"round {round} has begun with another model, client state, dataset or other settings, and sums with "
-                "both would reveal the difference of the updates; restore them, or start a new run"
+                f"round {round} has already begun with a different model, client state, dataset or settings, and a "
+                "second sum would reveal the difference between the updates; restore the originals or start a new run"
             )
         self._opened = state | {
             "kind": kind,

@@ -111,7 +111,7 @@ def cudnn_benchmark(allowed: bool) -> Iterator[None]:
 
 
 @contextmanager
-def explained_capture_errors() -> Iterator[None]:
+def explain_capture_errors() -> Iterator[None]:
     """Raise a ``UserError`` if a CUDA graph capture fails; the step has worked without one, as a warm-up."""
     try:
         yield
@@ -119,9 +119,9 @@ def explained_capture_errors() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise UserError(
-            f"the model cannot be captured as a CUDA graph ({str(error).strip().splitlines()[0]}); it must not read "
-            "values of tensors on the host, and gradient checkpointing needs preserve_rng_state=False; change the "
-            "model, or use engine.name=loop"
+            f"the local step cannot be captured as a CUDA graph ({str(error).strip().splitlines()[0]}); the model must "
+            "not copy tensor values to the host (such as .item()), and gradient checkpointing needs "
+            "preserve_rng_state=False; change the model, or use engine.name=loop"
         ) from error
 
 
@@ -370,7 +370,7 @@ class Lane:
             raise DoesNotFit(needed, free)
         graph, reserved = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
         capture = torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local")
-        with explained_capture_errors(), capture:
+        with explain_capture_errors(), capture:
             work()
         torch.cuda.synchronize()
         self._pool_bytes += torch.cuda.memory_reserved() - reserved

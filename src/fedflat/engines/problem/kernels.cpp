@@ -16,7 +16,7 @@ constexpr long WIDEST = 4, REGISTERS = 16;
 #endif
 constexpr long ROW = WIDTH * EXAMPLES, PLANE = HEIGHT * ROW, OUT_ROW = (WIDTH - KERNEL_WIDTH + 1) * EXAMPLES;
 
-// A vector must not be longer than what it runs along: a row of a convolution's output, or the examples of a window.
+// A vector must not be longer than its axis: a row of a convolution's output, or the examples of a window.
 constexpr long fitting(long lanes) { return lanes > (OUT ? OUT_ROW : EXAMPLES) ? fitting(lanes / 2) : lanes; }
 constexpr long LANES = fitting(WIDEST);
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));

@@ -19,8 +19,8 @@ class TokenPrediction:
     """Cross-entropy, accuracy and perplexity per token: language models, and labels of tokens.
 
     Outputs are logits [batch, length, classes], targets are [batch, length]. A target of -100 does not count. Means
-    are over the tokens that count, so a long text has a larger weight than a short one. The exact match is the
-    fraction of texts in which all tokens that count are predicted correctly, each from the correct previous tokens.
+    are over the tokens that count, so a long text has a larger weight than a short one. The exact match is the fraction
+    of texts whose counted tokens are all predicted correctly, with teacher forcing.
 
     Attributes:
         metric: name of the primary metric: ``accuracy``, ``perplexity`` or ``exact_match``, computed only if primary.
@@ -43,8 +43,8 @@ class TokenPrediction:
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         """Return the summed cross-entropy, the number of correct predictions, and the number of tokens that count.
 
-        With the metric ``exact_match`` also the number of texts predicted exactly, and of texts with a token that
-        counts.
+        With the metric ``exact_match``, also the number of texts predicted exactly and the number of texts that have at
+        least one token that counts.
         """
         correct, counts = output.argmax(-1) == target, target != IGNORED_TOKEN
         sums = {"loss": self._summed_loss(output, target), "accuracy": correct.sum(), "tokens": counts.sum()}

@@ -125,7 +125,9 @@ def check_tokens(model: nn.Module, name: str, data: Dataset, sets: Mapping[str, 
     """
     config, vocabulary = getattr(model, "config", None), vocabulary_size(model)
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"{name} is an encoder-decoder model, which is not supported; use an encoder or a decoder")
+        raise UserError(
+            f"{name} is an encoder-decoder model, which is not supported; use an encoder-only or decoder-only model"
+        )
     remedy = "renumber the tokens, or name all classes"
     if takes_keywords(model):
         remedy = "use the tokeniser of this model, or resize its embeddings"
@@ -155,8 +157,8 @@ def _warn_of_padding(data: Dataset, name: str, padding: int) -> None:
     is_padded = (tokens[:, -2:] == padding).all(1) | (tokens[:, :2] == padding).all(1)
     if tokens.shape[1] > 2 and is_padded.any() and not (tokens == IGNORED_TOKEN).any():
         warnings.warn(
-            f"texts of {data.name} begin or end with the token {padding}, which pads texts for {name}; replace padding "
-            f"by {IGNORED_TOKEN}, which is ignored: numpy.where(attention_mask, input_ids, {IGNORED_TOKEN})",
+            f"texts of {data.name} begin or end with token {padding}, which {name} uses for padding; replace padding "
+            f"with {IGNORED_TOKEN}, which is ignored: numpy.where(attention_mask, input_ids, {IGNORED_TOKEN})",
             stacklevel=2,
         )
 

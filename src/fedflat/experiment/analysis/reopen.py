@@ -23,7 +23,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem, is_user_supplied, load_data, name_user_objects
 from fedflat.experiment.setup.weights import TORCH_SUFFIXES, load_tensors
-from fedflat.experiment.store.provenance import as_in_training
+from fedflat.experiment.store.provenance import normalise_as_in_training
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
 
 LISTED_ROUNDS = 8
@@ -140,7 +140,7 @@ def reopen(
     if not with_initial_weights:
         config = _without_initial_weights(record, config, network)
     if record.folder is not None and name_of_data == record.config.data.dataset:  # not deliberately on other data
-        dataset = as_in_training(record.folder, load_data(config, dataset))
+        dataset = normalise_as_in_training(record.folder, load_data(config, dataset))
     problem, partition = build_problem(config, dataset, network, task)
     if record.history and not all(problem.task.metric in scores for scores in record.history[-1]["test"].values()):
         raise UserError(
@@ -212,7 +212,7 @@ def state_of(record: Record, name: str, problem: Problem, after_round: int | Non
     device, dtype = problem.device, problem.dtype
     if after_round is None and record.status == "diverged":
         run = "this run" if record.folder is None else record.folder.path
-        warnings.warn(f"{run} diverged, and this is its final model ({record.reason})", stacklevel=2)
+        warnings.warn(f"{run} diverged ({record.reason}); using its final model", stacklevel=2)
     if after_round is None and name in record.models:
         weights, buffers, integer_buffers = record.models[name]
         on_device = {key: tensor.to(device) for key, tensor in integer_buffers.items()}

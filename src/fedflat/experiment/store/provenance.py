@@ -116,11 +116,11 @@ def recorded_data(folder: RunFolder) -> str | None:
     return _data_hash(recorded)
 
 
-def as_in_training(folder: RunFolder, data: Dataset) -> Dataset:
-    """Return ``data``, on which models of a run are to be measured, normalised with the run's statistics.
+def normalise_as_in_training(folder: RunFolder, data: Dataset) -> Dataset:
+    """Return ``data`` normalised with a run's statistics, to measure models of that run.
 
-    Warns if the run was trained on other data. ``data`` keep their own statistics if those of the run are unknown or do
-    not fit.
+    Warns if the run was trained on other data. If the run's statistics are unknown or do not fit, ``data`` is returned
+    unchanged.
     """
     try:
         normalised = renormalise(data, folder.partition()[METADATA_KEY])

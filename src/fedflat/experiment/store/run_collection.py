@@ -36,7 +36,7 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted((file.parent for file in folder.rglob("config.yaml")), key=sort_key)
 
 
-def glob_of_runs(folder: Path) -> str:
+def run_glob(folder: Path) -> str:
     """Return a shell pattern that matches exactly runs in ``folder``, e.g. ``runs/first/*/seed-*``, or empty."""
     for pattern in ("*/seed-*", "*seed*", "*"):
         matches = list(folder.glob(pattern))

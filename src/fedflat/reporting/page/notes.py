@@ -165,7 +165,7 @@ def _time_notes(rows: Sequence[Values]) -> Notes:
 
 
 def _flatness_notes(views: Values) -> Notes:
-    """Note that measured models have too different training losses."""
+    """Warn if the training losses of the measured models differ too much."""
     measured = [*views["spectra"], *views["landscapes"], *(row for table in views["tables"] for row in table["rows"])]
     losses: dict[str, float] = {}
     for entry in measured:
