@@ -150,7 +150,7 @@ def test_short_names_are_distinct(finished: Path, compared: Path) -> None:
         return short_names([open_model_or_client(str(text), device="cpu") for text in texts])
 
     one, two, *others = runs_of(compared)
-    with pytest.raises(UserError, match=r"name one, or several: \S+/runs/\*/seed-\*$"):
+    with pytest.raises(UserError, match=r"pass one of them, or several: \S+/runs/\*/seed-\*$"):
         open_models([str(compared)], True, ModelFlags(device="cpu", precision=None, module=None, dataset=None))
     assert names(one, next(run for run in others if run.parent != one.parent)) == ["fedavg", "fedsam"]
     assert names(one, two) == ["fedavg (seed 0)", "fedavg (seed 1)"]

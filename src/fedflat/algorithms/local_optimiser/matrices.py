@@ -60,7 +60,8 @@ def orthogonal_steps(
     kernel = shape_factor == "kernel"
     ratios = [shape[-2] / shape[-1] if kernel else shape[0] / math.prod(shape[1:]) for shape in shapes]
     # A GPU orthogonalises small matrices faster in batches; on a CPU, batches would round differently.
-    orthogonal = in_batches(matrices, method) if matrices[0].is_cuda else [orthogonalised(u, method) for u in matrices]
+    on_gpu = any(matrix.is_cuda for matrix in matrices)
+    orthogonal = in_batches(matrices, method) if on_gpu else [orthogonalised(matrix, method) for matrix in matrices]
     return [max(1.0, ratio) ** 0.5 * u for u, ratio in zip(orthogonal, ratios, strict=True)]
 
 
