@@ -133,6 +133,23 @@ def test_show_skips_unreadable_runs(fedflat, compared):
     assert "all/broken" in result.stderr and "format 99" in result.stderr
 
 
+@pytest.mark.parametrize("digest", [None, "0" * 12])
+def test_show_counts_a_seed_once(fedflat, compared, digest):
+    for name in ("first", "repeated", "other-engine"):
+        shutil.copytree(compared / "fedavg" / "seed-0", Path("all", name))
+    config, partition = Path("all/other-engine/config.yaml"), Path("all/repeated/partition.json")
+    config.write_text(config.read_text().replace("workers: 1", "workers: 2"))
+    if digest:
+        partition.write_text(json.dumps({**json.loads(partition.read_text()), "own": {"data": digest}}))
+    result = fedflat("show", "all", "--json")
+    document = json.loads(result.stdout)
+    for row in document["rows"]:
+        assert row["seeds"] == row["last"]["count"] == row["last_metrics"]["accuracy"]["count"] == 1
+    assert [run["folder"] for run in document["runs"]] == ["all/first", "all/other-engine"]
+    assert "left out: all/repeated repeats all/first: the same settings and seed" in result.stderr
+    assert ("their data differ" in result.stderr) == bool(digest)
+
+
 @pytest.mark.parametrize(
     ("file", "is_needed"), [("metrics.jsonl", True), ("partition.json", False), ("timing.jsonl", False)]
 )

@@ -130,7 +130,8 @@ def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
         fedflat.load(out / "fedavg" / "seed-0").evaluate(on="test", dataset=other)
     fedflat.run("fedavg", out=out / "fedavg" / "seed-1", seed=1, **settings, **SETTINGS)
     (section,) = report_document(gather([out]))["sections"]
-    assert {"kind": "bad", "text": f"{MIXED_DATA}: {settings['dataset']}."} in section["notes"]
+    old, new = section["data_hashes"]
+    assert {"kind": "bad", "text": f"{MIXED_DATA} (hashes {old}, {new})."} in section["notes"]
     assert "different versions of their data, so they are not ranked" in verdict(fedflat.Comparison.load(out))
     fedflat.run("fedavg", out=tmp_path / "again", seed=0, **settings, **SETTINGS)
     ((_, reason),) = gather([out, tmp_path / "again"]).left_out
@@ -155,7 +156,7 @@ def test_models_are_evaluated_with_the_statistics_of_training(kind: str, tmp_pat
     result = fedflat.run("fedavg", dataset=dataset, partition="iid", out=tmp_path / "run", model="mlp", **SETTINGS)
     np.savez(where, inputs=inputs[:40] * 2, targets=targets[:40] * factor, **test)
     evaluate = partial(fedflat.load(tmp_path / "run").evaluate, on="test")
-    with pytest.warns(UserWarning, match="have changed .* normalised with the statistics of the training data"):
+    with pytest.warns(UserWarning, match="have changed .* normalised with the run's statistics"):
         loss = evaluate().parts["test"]["loss"]
     assert loss == pytest.approx(result.history[-1]["test"]["server"]["loss"], rel=1e-5)
     stored = tmp_path / "run" / "partition.json"

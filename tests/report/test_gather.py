@@ -81,6 +81,10 @@ def test_a_copied_run_is_counted_once(compared):
     gathered = gather([compared])
     assert len(gathered.records) == 9
     assert "repeats" in gathered.left_out[0][1]
+    status = compared / "again" / "status.json"
+    status.write_text(status.read_text().replace("finished", "paused"))
+    ((folder, _),) = gather([compared / "again", compared]).left_out
+    assert folder.endswith("again"), "a finished run is preferred to an unfinished one"
 
 
 def test_missing_runs_and_folders_are_reported(tmp_path):

@@ -36,6 +36,7 @@ def test_the_page_is_self_contained(page):
     text = page.read_text()
     assert len(text) < 100_000
     assert "3 algorithms, 3 seeds." in text
+    assert re.search("began with data of hash [0-9a-f]{12}", text)
     assert "</script><b>" not in text
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#|data:)""", text)
     assert "@import" not in text and "url(http" not in text

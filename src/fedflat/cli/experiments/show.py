@@ -43,10 +43,11 @@ def show(
 
 
 def _show_comparison(folder: Path, targets: list[float], as_json: bool) -> None:
-    """Compare all readable runs below a folder."""
+    """Compare all readable, distinct runs below a folder."""
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.store.run_collection import count_missing_runs, runs_below
     from fedflat.experiment.store.run_folder import load_record
+    from fedflat.reporting.page.gather import drop_repeated
     from fedflat.reporting.result import Comparison
 
     records = []
@@ -57,7 +58,10 @@ def _show_comparison(folder: Path, targets: list[float], as_json: bool) -> None:
             print(f"fedflat: {run} skipped: {error}", file=sys.stderr)
     if not records:
         raise UserError(f"no runs in {folder}; expected folders created by fedflat run")
-    comparison, missing = Comparison(records), count_missing_runs(folder)
+    distinct, repeated = drop_repeated(records)
+    for _, reason in repeated:
+        print(f"fedflat: left out: {reason}", file=sys.stderr)
+    comparison, missing = Comparison(distinct), count_missing_runs(folder)
     if as_json:
         print_json({"folder": folder, **comparison_document(comparison, targets, missing)})
     else:

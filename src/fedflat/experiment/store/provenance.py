@@ -128,7 +128,7 @@ def normalise_as_in_training(folder: RunFolder, data: Dataset) -> Dataset:
         normalised = None
     previous, current = recorded_data(folder), data.fingerprint()
     if _differ(previous, current):
-        statistics = "its own statistics" if normalised is None else "the statistics of the training data"
+        statistics = "its own statistics" if normalised is None else "the run's statistics"
         change = _describe_change(folder, previous, current)
         warnings.warn(f"{change}; values refer to the new data, normalised with {statistics}", stacklevel=3)
     return data if normalised is None else normalised

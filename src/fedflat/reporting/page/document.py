@@ -12,12 +12,13 @@ import numpy as np
 from fedflat.display import column_format, is_share
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import ENDED_STATUSES, check_target
+from fedflat.experiment.store.provenance import recorded_data
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.style import evenly_spaced, sort_and_subsample_clients
 from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, relative_paths, run_path
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
-from fedflat.reporting.row import Row, mixed_data
+from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
     compare_paired,
@@ -124,7 +125,9 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "views": views_of(group),
         "runs": [_run_values(record) for record in group.records],
         "settings": relative_paths(group.records[0].config.to_yaml()),
-        "mixed_data": mixed_data(group.records),
+        "data_hashes": sorted(
+            filter(None, {recorded_data(record.folder) for record in group.records if record.folder})
+        ),
     }
     section["notes"] = notes_of(section)
     return section

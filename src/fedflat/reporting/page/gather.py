@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +60,9 @@ def gather(paths: Iterable[Path]) -> Gathered:
         for folder in sorted(without_config.difference(folders)):
             path_text = relative_paths(str(folder))
             left_out.append((path_text, f"{path_text} has no config.yaml and is incomplete; copy it again"))
-    distinct = _drop_repeated(list(records.values()), left_out)
+    # Irrelevant settings may differ.
+    distinct, repeated = drop_repeated(records.values(), lambda config: (config.seed, *_experiment(config)))
+    left_out += repeated
     if not distinct:
         reason = f" ({left_out[0][1]})" if left_out else ""
         raise UserError(f"no runs to report on{reason}; expected folders created by fedflat run")
@@ -88,19 +90,31 @@ def _load_complete(path: Path) -> Record:
     return record
 
 
-def _drop_repeated(records: list[Record], left_out: list[tuple[str, str]]) -> list[Record]:
-    """Drop runs that repeat another one, which would count a seed twice.
+def drop_repeated(
+    records: Iterable[Record], key: Callable[[Config], Hashable] = Config.model_dump_json
+) -> tuple[list[Record], list[tuple[str, str]]]:
+    """Drop runs that repeat another one, which would count a seed twice; of repeated runs, the first ended one remains.
 
-    They are appended to ``left_out`` as (folder, reason).
+    Args:
+        records: the runs.
+        key: runs with equal values of this function repeat each other. Default: runs with the same settings and seed.
+
+    Returns:
+        The distinct runs, and (folder, reason) of every dropped one.
     """
-    distinct: dict[tuple[object, ...], Record] = {}  # by seed and settings
+    distinct: dict[Hashable, Record] = {}
+    dropped: list[tuple[str, str]] = []
     for record in records:
-        first = distinct.setdefault((record.config.seed, *_experiment(record.config)), record)
-        if first is not record:
-            path = run_path(record)
-            other_data = "; their data differ, so report them separately" if mixed_data([first, record]) else ""
-            left_out.append((path, f"{path} repeats {run_path(first)}: the same settings and seed{other_data}"))
-    return list(distinct.values())
+        config_key = key(record.config)
+        first, repeat = distinct.setdefault(config_key, record), record
+        if first is record:
+            continue
+        if first.status not in ENDED_STATUSES and record.status in ENDED_STATUSES:
+            distinct[config_key], first, repeat = record, record, first
+        path = run_path(repeat)
+        other_data = "; their data differ, so report them separately" if mixed_data([first, repeat]) else ""
+        dropped.append((path, f"{path} repeats {run_path(first)}: the same settings and seed{other_data}"))
+    return list(distinct.values()), dropped
 
 
 def _experiment(config: Config) -> tuple[object, ...]:
