@@ -86,6 +86,11 @@ def test_a_run_without_its_model(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/model.safetensors").unlink()
     told(fedflat("evaluate", "r"), "model.safetensors is missing")
+    Path("r/metrics.jsonl").write_text("")  # as of a run stopped before its first evaluation
+    Path("r/status.json").write_text('{"status": "running"}')
+    for command in ("evaluate", "export"):
+        result = fedflat(command, "r")
+        assert result.exit_code == 2 and "interrupted: fedflat resume r" in " ".join(result.stderr.split())
 
 
 def test_initial_weights(fedflat, small):

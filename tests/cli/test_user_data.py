@@ -60,6 +60,10 @@ def test_natural_determines_the_number_of_clients(fedflat, sites_file, sites_run
 def test_errors_name_the_option_that_helps(fedflat, sites_file):
     too_many = fedflat("run", "fedavg", "--dataset", sites_file, "--partition", "natural", "--dry-run")
     assert "--clients-per-round 3" in too_many.stderr
+    flags = ("--dataset", sites_file, "--partition", "natural", "--quiet", "--out", "c")
+    compared = fedflat("compare", "fedavg", "scaffold", "--seeds", "2", *flags)
+    assert compared.exit_code == 2 and compared.stderr.count("--clients-per-round 3") == 1
+    assert "failed" not in compared.stderr and not Path("c").exists()
     no_clients = fedflat("data", "describe", "digits", "--partition", "natural")
     assert "group=COLUMN" in no_clients.stderr and "train_groups" in no_clients.stderr
 

@@ -22,10 +22,11 @@ def run_at(
     primary: str = "server",
     evaluated: int | None = None,
     every: int = 1,
+    algorithm: str = "fedavg",
 ) -> SimpleNamespace:
     number = done if evaluated is None else evaluated
     history = [{"round": number, "train_loss": loss, "test": {"server": {"accuracy": 0.5, "loss": 1.0}}}]
-    config = Config(training={"rounds": rounds}, evaluation={"every": every})
+    config = Config(algorithm=algorithm, training={"rounds": rounds}, evaluation={"every": every})
     return SimpleNamespace(
         config=config,
         rounds=done,
@@ -116,6 +117,22 @@ def test_bars_show_rounds_and_metrics(capsys, monkeypatch):
     assert "all runs" in told and "1/2 runs" in told and "1/3 rounds" in told and "accuracy 50.00 %" in told
 
 
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("algorithm", ["scaffold+wima", "scaffold+wima(window=4)+swa(start=0.3,every=2)+ema"])
+def test_bars_keep_the_rounds_and_the_metric_in_a_narrow_terminal(capsys, monkeypatch, clock, width, algorithm):
+    monkeypatch.setattr("rich.console.Console", partial(Console, force_terminal=True, width=width))
+    with Bars() as bars:
+        for done in (0, 1, 40):
+            clock.now += 100.0
+            run = run_at(done, 300, primary="wima", algorithm=algorithm)
+            bars.round_done(run) if done else bars.began(run)
+            bars.evaluated(run)
+        bars._bars.refresh()
+    told = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "━ " in told and " 40/300 rounds about 11 min 7 s left server accuracy" in told
+    assert max(map(len, re.split(r"[\r\n]+", told))) <= width
+
+
 def test_runs_found_finished_do_not_shorten_the_remaining_time(capsys, monkeypatch, clock):
     """Two of six runs were finished before, and a third is resumed in the middle."""
     monkeypatch.setattr("rich.console.Console", partial(Console, force_terminal=True, width=160))
@@ -190,5 +207,8 @@ def test_silent_progress_prints_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_metrics_before_the_average_exists():
-    assert latest_metrics(run_at(0, loss=None, primary="wima")) == "accuracy 50.00 %"
+def test_metrics_of_a_run_with_averages_name_the_model():
+    run = run_at(0, loss=None, primary="wima")
+    assert latest_metrics(run) == "server accuracy 50.00 %"  # the average has not started
+    run.history[-1]["test"]["wima"] = {"accuracy": 0.75}
+    assert latest_metrics(run) == "wima accuracy 75.00 %"

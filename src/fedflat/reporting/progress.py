@@ -205,14 +205,19 @@ class Bars(Progress):
         """Create the bars; ``runs`` is the number of runs to display."""
         from rich import progress
         from rich.console import Console
+        from rich.table import Column
 
+        # Bar and metrics share the rest of the line; ``width`` is their least width. Long names are wrapped.
         self._bars = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(bar_width=24),
-            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.description}", table_column=Column(overflow="fold")),
+            progress.BarColumn(bar_width=None, table_column=Column(ratio=1, width=4)),
+            progress.MofNCompleteColumn(table_column=Column(no_wrap=True)),
             progress.TextColumn("{task.fields[unit]}", style="dim"),
             progress.TextColumn("{task.fields[left]}"),
-            progress.TextColumn("{task.fields[metrics]}", style="cyan"),
+            progress.TextColumn(
+                "{task.fields[metrics]}", style="cyan", table_column=Column(ratio=3, width=16, no_wrap=True)
+            ),
+            expand=True,
             console=Console(stderr=True, highlight=False),
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # otherwise text printed into a file would go to stderr
@@ -358,14 +363,15 @@ def run_name(run: RunProgress) -> str:
 def latest_metrics(run: RunProgress) -> str:
     """Return the primary model's latest metric, the training loss and a private run's epsilon as text.
 
-    The round is added if it is earlier than the current one.
+    The round is added if it is earlier than the current one, and the model's name if the run has averages.
     """
     if not run.history:
         return "not yet evaluated"
     evaluation, metric = run.history[-1], run.metric
     test, train_loss = evaluation["test"], evaluation["train_loss"]
-    model_metrics = test.get(run.primary, test["server"])  # an average may not have started yet
-    text = f"{metric} {shown_metric(model_metrics.get(metric), metric)}"
+    model = run.primary if run.primary in test else "server"  # an average may not have started yet
+    name = "" if run.primary == "server" else f"{model} "
+    text = f"{name}{metric} {shown_metric(test[model].get(metric), metric)}"
     if is_share(metric):
         text += " %"
     if train_loss is not None:

@@ -179,7 +179,8 @@ def _without_initial_weights(record: Record, config: Config, network: nn.Module 
 
 def require_model(record: Record, name: str) -> str:
     """Return the full name of a model of a run: ``wima`` becomes ``wima(window=50)`` if the run has only that one."""
-    return full_name("model of this run", name, record.models or record.evaluated)
+    known = record.models or record.evaluated or ("server", *record.averages)  # without any evaluation: by the config
+    return full_name("model of this run", name, known)
 
 
 def full_name(kind: str, name: str, known: Collection[str]) -> str:

@@ -20,7 +20,7 @@ from fedflat.experiment.setup.engine import MIN_STEPS_FOR_PROCESSES, SMALL_MODEL
 from fedflat.experiment.setup.problem import decide_precision, device_of, load_data
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
-from fedflat.experiment.store.run_collection import save_order
+from fedflat.experiment.store.run_collection import forget_order, save_order
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
 from fedflat.processes import available_cores, is_sendable
@@ -61,7 +61,12 @@ def compare(
         require_outside_runs(out)
         folders = comparison_folders(out, texts, numbers)
         save_order(out, folders)
-    yield from run_each(configs, folders or [None] * len(configs), callbacks, jobs, **user_objects)
+    try:
+        yield from run_each(configs, folders or [None] * len(configs), callbacks, jobs, **user_objects)
+    except UserError:
+        if out is not None:
+            forget_order(out)
+        raise
 
 
 def comparison_folders(out: Path, algorithms: Sequence[str], seeds: Sequence[int]) -> list[Path]:
@@ -106,7 +111,7 @@ def run_each(
     """Run every config in its folder and yield the records in order.
 
     Finished runs are loaded, and interrupted ones are resumed. A run that fails does not stop the others; after the
-    last record, ``SomeFailed`` is raised.
+    last record, ``SomeFailed`` is raised, or a ``UserError`` if all runs failed with the same message.
 
     Args:
         configs: the runs.
@@ -136,7 +141,7 @@ def run_each(
         running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
     else:
         running = run_in_sequence(unfinished, callbacks)
-    failures: list[str] = []
+    errors: list[tuple[Config, UserError]] = []
     with closing(running) as results:
         for position in range(len(configs)):
             while position not in outcomes:  # yield in order, although runs finish in any order
@@ -144,12 +149,16 @@ def run_each(
                 outcomes[positions[index]] = outcome
             outcome = outcomes[position]
             if isinstance(outcome, UserError):
-                failures.append(f"{RunJob(configs[position])} failed: {outcome}")
+                errors.append((configs[position], outcome))
             else:
                 yield outcome
-    if failures:
-        others = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        raise SomeFailed(failures[0] + others)
+    if errors:
+        config, error = errors[0]
+        messages = {str(each) for _, each in errors}
+        if len(errors) == len(configs) and len(messages) == 1 and not isinstance(error, SomeFailed):
+            raise error
+        others = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        raise SomeFailed(f"{RunJob(config)} failed: {error}{others}")
 
 
 def warn_of_changed_plugins(folders: Sequence[Path | None]) -> None:

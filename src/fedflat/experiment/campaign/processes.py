@@ -24,7 +24,7 @@ from fedflat.algorithms import composition
 from fedflat.data import DATASETS
 from fedflat.data.sources.user_function import FunctionSource
 from fedflat.engines.round.contract import ModelState
-from fedflat.errors import UserError
+from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
@@ -204,7 +204,7 @@ class _Worker:
         try:
             message = self.child.receive()
         except ChildDied as death:
-            return UserError(f"its process {death}")
+            return SomeFailed(f"its process {death}")
         if isinstance(message, RunUpdate):
             self._apply_update(task, message, callbacks)
             return None

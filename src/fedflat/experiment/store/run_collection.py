@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedflat.experiment.store.files import create_folder, write_atomically
@@ -19,6 +20,14 @@ def save_order(folder: Path, runs: Sequence[Path]) -> None:
     names += [name for name in earlier if name not in names]
     create_folder(folder)
     write_atomically(folder / COMPARISON, json.dumps({"format": 1, "runs": names}, indent=1) + "\n")
+
+
+def forget_order(folder: Path) -> None:
+    """Delete a comparison's file, and its folder if nothing else is in it, unless a run in it has begun."""
+    if not runs_below(folder):
+        (folder / COMPARISON).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def runs_below(folder: Path) -> list[Path]:
