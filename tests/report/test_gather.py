@@ -83,8 +83,9 @@ def test_a_copied_run_is_counted_once(compared):
     assert "repeats" in gathered.left_out[0][1]
     status = compared / "again" / "status.json"
     status.write_text(status.read_text().replace("finished", "paused"))
-    ((folder, _),) = gather([compared / "again", compared]).left_out
-    assert folder.endswith("again"), "a finished run is preferred to an unfinished one"
+    gathered = gather([compared / "again", compared])
+    assert gathered.left_out[0][0].endswith("again"), "a finished run is preferred to an unfinished one"
+    assert "paused" not in [record.status for record in gathered.records]
 
 
 def test_missing_runs_and_folders_are_reported(tmp_path):
