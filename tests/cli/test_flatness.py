@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedflat.cli.flatness.models import DataFlags
+from fedflat.cli.flatness.models import print_caveats
 from fedflat.data import load
 from fedflat.experiment.analysis.run_model import open_model
-from fedflat.flatness import spectrum
+from fedflat.flatness import checks, spectrum
 
 FEW = ("--eigenvalues", "6", "--device", "cpu")
 
@@ -149,12 +150,16 @@ def test_models_with_different_numbers_of_layers_and_eigenvalues(capsys):
         assert all(name in shown for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
 
 
-def test_models_with_different_training_losses_are_not_compared(capsys):
-    data = DataFlags(on="train", client=None, examples=None, subsets=None, seed=0, batch=None)
-    data.warn_of_losses({"a": [0.10, 0.12], "b": [0.12]})
+def test_models_with_different_training_losses_are_not_compared(run, capsys):
+    models = dict.fromkeys(("a", "b", "diverged"), open_model(run))
+    print_caveats(models, {"a": [0.10, 0.12], "b": [0.12], "diverged": [float("nan")]})
     assert not capsys.readouterr().out
-    data.warn_of_losses({"a": [0.10], "b": [0.12], "diverged": [float("nan")]})
-    assert "losses of a (0.1) and b (0.12) differ by a factor of 1.2" in capsys.readouterr().out
+    unequal = {"a": [0.10], "b": [0.12], "diverged": [float("nan")]}
+    print_caveats(models, unequal)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "losses of a (0.1) and b (0.12) differ by a factor of 1.2" in shown and "--save-every N" in shown
+    print_caveats(models, unequal, "test")
+    assert not capsys.readouterr().out
 
 
 def test_norms(fedflat, run):
@@ -307,6 +312,10 @@ def test_weights_files(fedflat, weights):
         assert found["subsets"][0]["eigenvalues"] == pytest.approx(truth.eigenvalues, rel=1e-3)
         assert Path(found["model"]).stem == name
     assert Path("flatness/spectrum/spectrum.png").exists()
+    losses = {name: fmean(subset["loss"] for subset in model["subsets"]) for name, model in document["models"].items()}
+    shown = " ".join(fedflat("flatness", "spectrum", *weights, *MEASURED, *flags[:-1]).stdout.split())
+    assert f"normalised with mean {data.mean[0]:.4g}, std {data.std[0]:.4g}; check that the test loss agrees" in shown
+    assert f"own {losses['own']:.4g}, other {losses['other']:.4g}" in shown and "comparable" not in shown
     plain = ("--module", "net.py:Plain", *MEASURED[2:])  # a class without arguments
     sharpness = json.loads(fedflat("flatness", "sharpness", "own.pt", *plain, *few, "--json").stdout)
     assert sharpness["models"]["own"]["sharpness"][0][0]["value"] > 0
@@ -317,6 +326,21 @@ def test_weights_files(fedflat, weights):
     path = json.loads(fedflat("flatness", "path", *weights, *MEASURED, *grid, "--out", "p", "--json").stdout)
     own, other = (torch.nn.utils.parameters_to_vector(module.parameters()) for module in weights.values())
     assert path["distance"] == pytest.approx(float((own - other).norm().detach()), rel=1e-5)
+
+
+def test_a_run_and_a_weights_file_of_another_architecture(fedflat, weights, run):
+    result = fedflat("flatness", "norms", run, "own.pt", *MEASURED, "--examples", "30", "--subsets", "1", "--out", "o")
+    shown = " ".join(result.stdout.split())
+    assert "own has 235 parameters, fedavg+wima has 310. The flatness of different architectures is not" in shown
+    models = json.loads(Path("o/norms.json").read_text())["models"]
+    assert [model["parameters"] for model in models.values()] == [310, 235]
+
+
+def test_unequal_losses_of_weights_files(fedflat, weights, monkeypatch):
+    monkeypatch.setattr(checks, "MAX_LOSS_RATIO", 1.0)
+    few = ("--kind", "sam", "--examples", "50", "--subsets", "1")
+    shown = " ".join(fedflat("flatness", "sharpness", *weights, *MEASURED, *few).stdout.split())
+    assert "call no model flatter" in shown and "--save-every" not in shown
 
 
 @pytest.mark.parametrize(

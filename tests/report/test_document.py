@@ -161,10 +161,11 @@ def test_measured_spectra_and_clients_are_found(compared):
     subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0, "high": 7.5}}
     other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0, "high": 9.5}}
     models = {name: {"subsets": [subset | {"loss": 0.2}, other | {"loss": 0.2}]} for name in names}
-    models["mine"] = {"subsets": [subset | {"loss": 0.4}]}
+    models["mine"] = {"subsets": [subset | {"loss": 0.4}], "parameters": 8970}
     (folder / "spectrum" / "spectrum.json").write_text(json.dumps({"on": "train", "models": models}))
     axis = (-1.0, 0.0, 1.0)
     bowl = Landscape("around", (axis, axis), {"train_loss": 1 + np.square(np.add.outer(axis, axis))}, (), {})
+    bowl = bowl.with_metadata(parameters=1914)
     centres = {"fedavg": 1.0, "fedsam": 3.0, "diverged": float("nan")}
     marked = {n: replace(bowl, marks=(Mark(n, (0.0, 0.0), 0.0, {"train_loss": v}),)) for n, v in centres.items()}
     save_landscapes(folder / "landscape" / "landscape.json", marked)
@@ -189,6 +190,7 @@ def test_measured_spectra_and_clients_are_found(compared):
     (named,) = with_display_names({"sections": [section]}, {"fedavg": "Ours"})[0]["sections"]
     assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
     assert "losses of Ours (0.2) and FedSAM (3) differ by a factor of 15" in notes(named, "warn")
+    assert "Ours has 1,914 parameters, mine has 8,970" in notes(named, "warn")
     assert '<span class="dev"> ± 1.4</span></td>' in report_page(document)
     figures = figures_of(section, "last", {"fedavg": bowl})
     assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures

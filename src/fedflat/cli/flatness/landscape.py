@@ -13,7 +13,7 @@ import typer
 
 from fedflat.cli.flatness.common import OutputFlags, print_files, print_table, result_folder
 from fedflat.cli.flatness.landscape_checks import warn_of_landscape
-from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models, print_unequal_losses
+from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models, print_caveats
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import SEED, optional, with_flag_groups
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_seconds
@@ -100,7 +100,7 @@ def landscape(
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
     _print_landscapes(grids, value, radius)
-    print_unequal_losses({name: grid.marks[0].values["train_loss"] for name, grid in grids.items()})
+    print_caveats(opened, {name: [grid.marks[0].values["train_loss"]] for name, grid in grids.items()})
     print_files(files)
 
 

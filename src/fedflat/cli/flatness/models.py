@@ -17,11 +17,13 @@ from fedflat.cli.shared.screen import fetch_if_missing, screen, shown_count, sho
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
+    from fedflat.data import Dataset
     from fedflat.experiment.analysis.run_model import RunModel
     from fedflat.flatness import Objective
 
 T = TypeVar("T")
 DEFAULT_SUBSETS = 3
+MAX_LISTED_CHANNELS = 4
 MODELS = typer.Argument(
     metavar="MODEL...",
     help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
@@ -73,15 +75,6 @@ class DataFlags:
         total = next(iter(models.values())).objective(self.on, client=self.client).examples
         return f"{subsets} subsets of {shown_count(examples)} of {shown_count(total)} examples"
 
-    def warn_of_losses(self, losses: Mapping[str, Sequence[float]]) -> None:
-        """Print a warning if training losses differ too much to compare the flatness of models.
-
-        Args:
-            losses: for each model, its loss on each subset.
-        """
-        if self.on == "train":
-            print_unequal_losses({name: fmean(values) for name, values in losses.items()})
-
     def objectives(self, model: RunModel) -> list[Objective]:
         """Return the loss of a model on each random subset of the data."""
         return model.objectives(
@@ -94,12 +87,37 @@ class DataFlags:
         )
 
 
-def print_unequal_losses(losses: Mapping[str, float]) -> None:
-    """Print a warning if training losses, given by model, differ too much to compare the flatness of models."""
-    from fedflat.flatness.checks import describe_unequal_losses
+def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[float]], on: str = "train") -> None:
+    """Print how the inputs of weights files are normalised, and why models are not comparable, if so.
 
-    if warning := describe_unequal_losses(losses):
+    Args:
+        models: the measured models by name.
+        losses: for each model, its loss on each subset.
+        on: the set on which the losses were measured.
+    """
+    from fedflat.experiment.analysis.external_model import ExternalModel
+    from fedflat.flatness.checks import describe_unequal_losses, describe_unequal_sizes
+
+    means = {name: fmean(values) for name, values in losses.items()}
+    files = [name for name, model in models.items() if isinstance(model, ExternalModel)]
+    if files:
+        shown = ", ".join(f"{name} {means[name]:.4g}" for name in files)
+        normalisation = _describe_normalisation(models[files[0]].problem.data)
+        screen().print(f"{normalisation}; check that the {on} loss agrees with your script: {shown}", markup=False)
+    warnings = [describe_unequal_sizes({name: model.problem.layout.size for name, model in models.items()})]
+    if on == "train":
+        warnings.append(describe_unequal_losses(means, has_runs=len(files) < len(models)))
+    for warning in filter(None, warnings):
         screen().print(warning, style="yellow", markup=False)
+
+
+def _describe_normalisation(data: Dataset) -> str:
+    if not data.mean:
+        return "inputs are not normalised"
+    if len(data.mean) > MAX_LISTED_CHANNELS:
+        return "each input column is standardised"
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (data.mean, data.std))
+    return f"inputs normalised with mean {mean}, std {std}"
 
 
 @dataclass(frozen=True)

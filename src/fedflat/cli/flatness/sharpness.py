@@ -14,6 +14,7 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    print_caveats,
     test_column,
     test_metric,
 )
@@ -97,6 +98,7 @@ def sharpness(
         document["models"][name] = {
             "model": model.label,
             "described": model.description,
+            "parameters": model.problem.layout.size,
             "test": test_metric(model),
             "gradient_norm": [norm for norm, _ in measured[name]],
             "sharpness": documents,
@@ -109,7 +111,9 @@ def sharpness(
 
     def show() -> None:
         _print_results(results, document, examples, time.monotonic() - start)
-        data.warn_of_losses({name: [subset[0].loss for subset in subsets] for name, subsets in per_subset.items()})
+        print_caveats(
+            opened, {name: [subset[0].loss for subset in subsets] for name, subsets in per_subset.items()}, data.on
+        )
 
     output.publish(folder, document, show, curves)
 

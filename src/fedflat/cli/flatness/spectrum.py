@@ -16,6 +16,7 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    print_caveats,
     test_column,
     test_metric,
 )
@@ -113,6 +114,7 @@ def spectrum(
         document["models"][name] = {
             "model": model.label,
             "described": model.description,
+            "parameters": model.problem.layout.size,
             "test": test_metric(model),
             "examples_of": all_examples[name],
             "subsets": [result.document() for result in spectra[name]],
@@ -123,7 +125,7 @@ def spectrum(
 
     def show() -> None:
         _print_spectra(spectra, document, examples, tolerance)
-        data.warn_of_losses({name: [result.loss for result in subsets] for name, subsets in spectra.items()})
+        print_caveats(opened, {name: [result.loss for result in subsets] for name, subsets in spectra.items()}, data.on)
 
     output.publish(default_folder(opened, "spectrum"), document, show, figure)
 

@@ -133,7 +133,7 @@ def _norms_table(records: Sequence[Record]) -> Values:
             means = [mean_of_numbers(subset[name] for subset in subsets) for name in columns]
             layer = f"{model.get('described') or model['model']}; relative flatness of {subsets[0]['layer']}"
             numbers = [*means, relative, subsets[0]["rise"], subsets[0]["examples"]]
-            rows[label] = _row(label, layer, numbers, on=model["on"], loss=means[0])
+            rows[label] = _row(label, layer, numbers, on=model["on"], loss=means[0], parameters=model.get("parameters"))
     heads = ("model", "measured", *columns.values(), "relative flatness", "accepted rise", "examples")
     note = (
         "Sigma is the largest noise that raises the loss by at most the accepted rise. Flat models have a large sigma."
@@ -153,7 +153,8 @@ def _sharpness(records: Sequence[Record]) -> dict[str, Values]:
                 steps = f", {first['steps']} steps" if first["steps"] > 1 else ""
                 rises[first["kind"] + groups + steps, first["rho"]] = mean_of_numbers(one["value"] for one in subsets)
             loss = mean_of_numbers(subset["loss"] for subset in model["sharpness"][0])
-            models[label] = {"described": model["described"], "on": model["on"], "loss": loss, "rises": rises}
+            about = {"described": model["described"], "on": model["on"], "parameters": model.get("parameters")}
+            models[label] = {**about, "loss": loss, "rises": rises}
     return models
 
 
@@ -162,7 +163,8 @@ def _sharpness_table(models: dict[str, Values]) -> Values:
     rows = []
     for label, model in models.items():
         numbers = [model["loss"], *(model["rises"].get(measure) for measure in measures)]
-        rows.append(_row(label, model["described"], numbers, on=model["on"], loss=model["loss"]))
+        about = {key: model[key] for key in ("on", "loss", "parameters")}
+        rows.append(_row(label, model["described"], numbers, **about))
     heads = ("model", "measured", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in measures))
     return _table("Sharpness", "Rise of the loss within the radius rho, mean over subsets of examples.", heads, rows)
 

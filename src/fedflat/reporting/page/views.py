@@ -71,13 +71,18 @@ def landscapes_of(group: Group) -> dict[str, Landscape]:
 
 
 def _landscape_losses(group: Group) -> list[Values]:
-    """Return the label and the training loss of each model around which a landscape was measured."""
-    centres = {
-        name: landscape.marks[0].values.get("train_loss", nan)
+    """Return label, training loss and size of each model around which a landscape was measured."""
+    centres = [
+        {
+            "label": name,
+            "on": "train",
+            "loss": landscape.marks[0].values.get("train_loss", nan),
+            "parameters": landscape.metadata.get("parameters"),
+        }
         for name, landscape in landscapes_of(group).items()
         if landscape.kind == "around" and landscape.marks
-    }
-    return [{"label": name, "on": "train", "loss": loss} for name, loss in centres.items() if isfinite(loss)]
+    ]
+    return [centre for centre in centres if isfinite(centre["loss"])]
 
 
 def _flatness_log(group: Group) -> Values:
@@ -116,7 +121,8 @@ def _spectra(group: Group) -> list[Values]:
                     label = name if matrix == "hessian" else f"{name}, {matrix}"
                     label = distinct_label(label, spectra, path)
                     values = _spectrum_values(label, model["subsets"], document.get("on", ""))
-                    spectra[label] = {**values, "described": model.get("described", "")}
+                    about = {"described": model.get("described", ""), "parameters": model.get("parameters")}
+                    spectra[label] = {**values, **about}
     styles = styles_of(group, spectra)
     return [{**spectrum, "style": styles[label]} for label, spectrum in spectra.items()]
 
