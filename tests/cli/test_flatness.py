@@ -82,7 +82,8 @@ def test_subsets_have_error_bars_and_the_same_seed_the_same_numbers(fedflat, run
     assert one["examples"] == other["examples"] == 60 and one["lambda_max"] != other["lambda_max"]
     assert [s["eigenvalues"] for s in again["subsets"]] == [one["eigenvalues"], other["eigenvalues"]]
     shown = fedflat("flatness", "spectrum", *flags[:-1], "--out", "c").stdout
-    assert "2 subsets of 60 of" in shown and "± standard deviation over subsets" in shown
+    assert re.search(r"2 subsets of 60 of [\d,]+ examples, float32, lanczos", shown)
+    assert "± standard deviation over subsets" in shown
 
 
 def test_clients_and_the_test_set(fedflat, run):
@@ -203,6 +204,9 @@ def test_sharpness_of_every_kind(fedflat, run):
     assert "sam: lower bound from the first-order direction; raise --ascent-steps" in shown and "±" not in shown
     shown = fedflat("flatness", "sharpness", run, "--kind", "average", "--directions", "2", "--out", "o").stdout
     assert "lower bound" not in shown and "± 95 %" in shown
+    few = ("--kind", "asam,sam", "--examples", "9", "--subsets", "1", "--out", "o")
+    shown = fedflat("flatness", "sharpness", run, *few, "--scope", "all", "--eta", "0.2").stdout
+    assert "9 examples, float32" in shown and "  asam (scope all, eta 0.2), rho 0.5  sam, rho 0.05" in shown
     flags = ("--kind", "sam", "--rho", "0.05,0.5", "--examples", "50", "--subsets", "2", "--json")
     document = json.loads(fedflat("flatness", "sharpness", run, *flags).stdout)
     (model,) = document["models"].values()

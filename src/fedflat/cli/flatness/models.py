@@ -63,17 +63,18 @@ class DataFlags:
         return self.on if self.client is None else f"client {self.client}"
 
     def describe(self, models: Mapping[str, RunModel], examples: int, subsets: int) -> str:
-        """Return how many examples were measured, e.g. ``3 subsets of 500 of 1,442 examples``.
+        """Return number of examples and precision, e.g. ``3 subsets of 500 of 1,442 examples, float32``.
 
         Args:
             models: the measured models.
             examples: number of examples of one subset.
             subsets: number of subsets; 1 if all examples were measured.
         """
-        if subsets == 1:
-            return f"{shown_count(examples)} examples"
-        total = next(iter(models.values())).objective(self.on, client=self.client).examples
-        return f"{subsets} subsets of {shown_count(examples)} of {shown_count(total)} examples"
+        objective = next(iter(models.values())).objective(self.on, client=self.client)
+        counts = f"{shown_count(examples)} examples"
+        if subsets > 1:
+            counts = f"{subsets} subsets of {shown_count(examples)} of {shown_count(objective.examples)} examples"
+        return f"{counts}, {objective.precision}"
 
     def objectives(self, model: RunModel) -> list[Objective]:
         """Return the loss of a model on each random subset of the data."""

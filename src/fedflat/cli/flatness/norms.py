@@ -79,7 +79,7 @@ def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], exam
     Args:
         results: by model, the norms on each subset of examples.
         document: the data and, for each model, its test metric.
-        examples: text on the number of examples and subsets.
+        examples: text on the number of examples and subsets, and on the precision.
         seconds: duration of the measurement.
     """
 

@@ -138,7 +138,7 @@ def _print_spectra(
     Args:
         spectra: by model, the spectrum on each subset.
         document: the data and, for each model, its test metric.
-        examples: text on the number of examples and subsets.
+        examples: text on the number of examples and subsets, and on the precision.
         tolerance: relative residual at which Lanczos accepts an eigenvalue.
     """
     first_per_subset = next(iter(spectra.values()))  # the first model's spectrum on each subset
@@ -160,7 +160,7 @@ def _print_spectra(
         "time",
     )
     matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
-    heading = f"Curvature{matrix} on {document['on']}, {examples}, {first.precision}, {first.method}"
+    heading = f"Curvature{matrix} on {document['on']}, {examples}, {first.method}"
     rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
     criterion = f" (tolerance {tolerance:g})" if first.method == "lanczos" else ""
     all_converged = all(result.converged for per_subset in spectra.values() for result in per_subset)

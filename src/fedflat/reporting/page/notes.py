@@ -1,4 +1,4 @@
-"""Caveats of a report section: diverged, unfinished and censored runs, too few seeds, models of unequal loss or size."""
+"""Caveats of a report section: diverged, unfinished or censored runs, few seeds, models of unequal loss or size."""
 
 from __future__ import annotations
 

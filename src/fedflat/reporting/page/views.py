@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from math import ceil, isfinite, nan
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedflat.display import is_share
@@ -18,6 +18,7 @@ from fedflat.reporting.page.measurements import (
     mean_of_numbers,
     measurement_files,
     measurements_of,
+    spread_over_subsets,
     styles_of,
 )
 
@@ -142,9 +143,8 @@ def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) 
     traces = [subset["trace"] for subset in subsets if subset.get("trace")]
     quantities = {name: [subset.get(key) for subset in subsets] for name, key in SPECTRUM_KEYS.items()}
     quantities["trace"] = [trace["value"] for trace in traces]
-    spread = {name: _standard_deviation(values) for name, values in quantities.items()}
-    if len(traces) == 1 and isfinite(traces[0].get("high", nan)):  # the confidence interval of the random estimate
-        spread["trace"] = traces[0]["high"] - traces[0]["value"]
+    spread = {name: spread_over_subsets(values) for name, values in quantities.items()}
+    spread["trace"] = spread_over_subsets(quantities["trace"], traces)
     return {
         "label": label,
         "on": on,
@@ -154,12 +154,6 @@ def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) 
         **{name: mean_of_numbers(values) for name, values in quantities.items()},
         "spread": spread,
     }
-
-
-def _standard_deviation(values: Sequence[float | None]) -> float | None:
-    """Return the standard deviation over subsets of examples; None if there are fewer than two values."""
-    numbers = [value for value in values if value is not None]
-    return stdev(numbers) if len(numbers) > 1 else None
 
 
 def _client_views(records: Sequence[Record]) -> list[Values]:
