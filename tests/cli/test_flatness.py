@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedflat import run as run_in_python
 from fedflat.cli.flatness.models import print_caveats
 from fedflat.data import load
 from fedflat.experiment.analysis.run_model import open_model
@@ -129,6 +130,7 @@ def test_the_fisher_matrix_and_single_layers(fedflat, run):
     assert result.exit_code == 0, result.stderr
     for word in ("Curvature (gauss-newton) on train", "Parameters of fedavg+wima", "weights", "±"):
         assert word in result.stdout
+    assert not any(column in result.stdout for column in ("lambda_5", "lambda_min"))  # not computed
     (model,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
     assert [subset["matrix"] for subset in model["subsets"]] == ["gauss-newton", "gauss-newton"]
     assert len(model["subsets"][0]["layers"]) == 4 and model["subsets"][0]["lambda_min"] is None
@@ -338,6 +340,20 @@ def test_a_run_and_a_weights_file_of_another_architecture(fedflat, weights, run)
     assert "own has 235 parameters, fedavg+wima has 310. The flatness of different architectures is not" in shown
     models = json.loads(Path("o/norms.json").read_text())["models"]
     assert [model["parameters"] for model in models.values()] == [310, 235]
+
+
+def test_a_run_with_a_user_supplied_network(fedflat, weights):
+    few = {"clients": 4, "clients_per_round": 2, "local_steps": 1}
+    result = run_in_python("fedavg", model=weights["own.pt"], rounds=1, out="mine", **few)
+    flags = ("--kind", "sam", "--json")
+    told(fedflat("flatness", "sharpness", "mine", *flags), "user-supplied network ... --module FILE.py:FUNCTION")
+    document = json.loads(fedflat("flatness", "sharpness", "mine", "own.pt", *MEASURED, *flags).stdout)
+    alone = json.loads(fedflat("flatness", "sharpness", "mine", *MEASURED[:2], *flags).stdout)
+    expected = result.flatness().sharpness("sam").value
+    for models in (document["models"], alone["models"]):
+        assert models["fedavg"]["sharpness"][0][0]["value"] == pytest.approx(expected, rel=1e-4)
+    assert Path("mine/flatness/sharpness/sharpness.json").exists()  # so a report of the run shows both
+    told(fedflat("report", "mine", "own.pt"), "own.pt is a weights file ... fedflat flatness sharpness RUN own.pt")
 
 
 def test_unequal_losses_of_weights_files(fedflat, weights, monkeypatch):

@@ -17,6 +17,8 @@ from fedflat.cli.shared.screen import fetch_if_missing, screen, shown_count, sho
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedflat.data import Dataset
     from fedflat.experiment.analysis.run_model import RunModel
     from fedflat.flatness import Objective
@@ -128,7 +130,9 @@ class ModelFlags:
     device: str = DEVICE
     precision: str | None = PRECISION
     module: str | None = no_default(
-        "--module", "function or class that builds the torch module of weights files", metavar="FILE.py:FUNCTION"
+        "--module",
+        "function or class that builds the torch module of weights files, and of runs with a user-supplied network",
+        metavar="FILE.py:FUNCTION",
     )
     dataset: str | None = no_default(
         "--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME"
@@ -171,7 +175,8 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     Args:
         references: models of runs, or weights files.
         silent: show no progress of downloads.
-        flags: device and precision; for weights files, also their module and dataset.
+        flags: device and precision; for weights files, also their module and dataset. The module is also the network
+            of runs with a user-supplied one.
 
     Returns:
         The models by their shortest distinct names.
@@ -179,11 +184,13 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
     from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
     from fedflat.experiment.analysis.run_model import open_model_or_client
+    from fedflat.experiment.setup.problem import is_user_supplied
     from fedflat.experiment.store.run_collection import run_glob
     from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     files = [text for text in references if is_weights_file(text)]
     _require_module_and_dataset(files, flags.module, flags.dataset)
+    networks: dict[str, nn.Module] = {}  # of runs that were trained with a user-supplied network
     how = {"device": flags.device, "precision": flags.precision}
     for text in references:
         _require_once(text, references)
@@ -191,7 +198,15 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
             folder = parse_reference(text).run
             if (pattern := run_glob(folder)) and not RunFolder(folder).exists:
                 raise UserError(f"{folder} is not a run but contains runs; pass one of them, or several: {pattern}")
-            fetch_if_missing(load_record(folder).config, silent)
+            run_config = load_record(folder).config
+            fetch_if_missing(run_config, silent)
+            if flags.module is not None and is_user_supplied(run_config.model):
+                networks[text] = build_module(flags.module)
+    if flags.module is not None and not files and not networks:
+        raise UserError(
+            "--module is for weights files (.pt, .safetensors) and runs with a user-supplied network, and none is "
+            "listed; other runs do not need it"
+        )
     config = external_config(flags.dataset, flags.data_dir) if flags.dataset else None
     if config is not None:
         fetch_if_missing(config, silent)
@@ -201,7 +216,7 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
             assert flags.module is not None and config is not None
             models.append(open_external_model(Path(text), build_module(flags.module), config, **how))
         else:
-            models.append(open_model_or_client(text, **how))
+            models.append(open_model_or_client(text, network=networks.get(text), **how))
     labels = [model.label for model in models]
     for label in labels:
         _require_once(label, labels)
@@ -209,15 +224,14 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
 
 
 def _require_module_and_dataset(files: Sequence[str], module: str | None, dataset: str | None) -> None:
-    """Reject weights files without --module and --dataset, and these flags without a weights file."""
+    """Reject weights files without --module and --dataset, and --dataset without a weights file."""
     if files and (module is None or dataset is None):
         raise UserError(
             f"{files[0]} is a weights file and needs --module FILE.py:FUNCTION (a function that builds its module) and "
             "--dataset NAME; for a model of a run, name the run's folder"
         )
-    if not files and (module is not None or dataset is not None):
-        flag = "--dataset" if module is None else "--module"
-        raise UserError(f"{flag} is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
+    if not files and dataset is not None:
+        raise UserError("--dataset is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
 
 
 def _require_once(name: str, names: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -161,10 +161,17 @@ def _print_spectra(
     )
     matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
     heading = f"Curvature{matrix} on {document['on']}, {examples}, {first.method}"
-    rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
+    all_rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
+    computed = [any(cell is not None for cell in column) for column in zip(*all_rows, strict=True)]
+    rows = [tuple(compress(row, computed)) for row in all_rows]
     criterion = f" (tolerance {tolerance:g})" if first.method == "lanczos" else ""
     all_converged = all(result.converged for per_subset in spectra.values() for result in per_subset)
-    print_table(heading, columns, rows, "; ".join(filter(None, [note, f"all converged{criterion}" * all_converged])))
+    print_table(
+        heading,
+        list(compress(columns, computed)),
+        rows,
+        "; ".join(filter(None, [note, f"all converged{criterion}" * all_converged])),
+    )
     if 1 < max(len(per_subset[0].eigenvalues) for per_subset in spectra.values()) <= MAX_LISTED:
         _print_eigenvalues(spectra)
     for name, per_subset in spectra.items():

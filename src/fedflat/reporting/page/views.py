@@ -73,7 +73,7 @@ def landscapes_of(group: Group) -> dict[str, Landscape]:
 
 def _landscape_losses(group: Group) -> list[Values]:
     """Return label, training loss and size of each model around which a landscape was measured."""
-    centres = [
+    centres: list[Values] = [
         {
             "label": name,
             "on": "train",
