@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedflat.cli.flatness.models import DataFlags
+from fedflat import run as run_in_python
+from fedflat.cli.flatness.models import print_caveats
 from fedflat.data import load
 from fedflat.experiment.analysis.run_model import open_model
-from fedflat.flatness import spectrum
+from fedflat.flatness import checks, spectrum
 
 FEW = ("--eigenvalues", "6", "--device", "cpu")
 
@@ -81,7 +83,8 @@ def test_subsets_have_error_bars_and_the_same_seed_the_same_numbers(fedflat, run
     assert one["examples"] == other["examples"] == 60 and one["lambda_max"] != other["lambda_max"]
     assert [s["eigenvalues"] for s in again["subsets"]] == [one["eigenvalues"], other["eigenvalues"]]
     shown = fedflat("flatness", "spectrum", *flags[:-1], "--out", "c").stdout
-    assert "2 subsets of 60 of" in shown and "± standard deviation over subsets" in shown
+    assert re.search(r"2 subsets of 60 of [\d,]+ examples, float32, lanczos", shown)
+    assert "± standard deviation over subsets" in shown
 
 
 def test_clients_and_the_test_set(fedflat, run):
@@ -127,6 +130,7 @@ def test_the_fisher_matrix_and_single_layers(fedflat, run):
     assert result.exit_code == 0, result.stderr
     for word in ("Curvature (gauss-newton) on train", "Parameters of fedavg+wima", "weights", "±"):
         assert word in result.stdout
+    assert not any(column in result.stdout for column in ("lambda_5", "lambda_min"))  # not computed
     (model,) = json.loads(Path("here/spectrum.json").read_text())["models"].values()
     assert [subset["matrix"] for subset in model["subsets"]] == ["gauss-newton", "gauss-newton"]
     assert len(model["subsets"][0]["layers"]) == 4 and model["subsets"][0]["lambda_min"] is None
@@ -149,12 +153,16 @@ def test_models_with_different_numbers_of_layers_and_eigenvalues(capsys):
         assert all(name in shown for name in ("0.weight", "0.bias", "2.weight", "2.bias"))
 
 
-def test_models_with_different_training_losses_are_not_compared(capsys):
-    data = DataFlags(on="train", client=None, examples=None, subsets=None, seed=0, batch=None)
-    data.warn_of_losses({"a": [0.10, 0.12], "b": [0.12]})
+def test_models_with_different_training_losses_are_not_compared(run, capsys):
+    models = dict.fromkeys(("a", "b", "diverged"), open_model(run))
+    print_caveats(models, {"a": [0.10, 0.12], "b": [0.12], "diverged": [float("nan")]})
     assert not capsys.readouterr().out
-    data.warn_of_losses({"a": [0.10], "b": [0.12], "diverged": [float("nan")]})
-    assert "losses of a (0.1) and b (0.12) differ by a factor of 1.2" in capsys.readouterr().out
+    unequal = {"a": [0.10], "b": [0.12], "diverged": [float("nan")]}
+    print_caveats(models, unequal)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "losses of a (0.1) and b (0.12) differ by a factor of 1.2" in shown and "--save-every N" in shown
+    print_caveats(models, unequal, "test")
+    assert not capsys.readouterr().out
 
 
 def test_norms(fedflat, run):
@@ -198,6 +206,9 @@ def test_sharpness_of_every_kind(fedflat, run):
     assert "sam: lower bound from the first-order direction; raise --ascent-steps" in shown and "±" not in shown
     shown = fedflat("flatness", "sharpness", run, "--kind", "average", "--directions", "2", "--out", "o").stdout
     assert "lower bound" not in shown and "± 95 %" in shown
+    few = ("--kind", "asam,sam", "--examples", "9", "--subsets", "1", "--out", "o")
+    shown = fedflat("flatness", "sharpness", run, *few, "--scope", "all", "--eta", "0.2").stdout
+    assert "9 examples, float32" in shown and "  asam (scope all, eta 0.2), rho 0.5  sam, rho 0.05" in shown
     flags = ("--kind", "sam", "--rho", "0.05,0.5", "--examples", "50", "--subsets", "2", "--json")
     document = json.loads(fedflat("flatness", "sharpness", run, *flags).stdout)
     (model,) = document["models"].values()
@@ -307,6 +318,10 @@ def test_weights_files(fedflat, weights):
         assert found["subsets"][0]["eigenvalues"] == pytest.approx(truth.eigenvalues, rel=1e-3)
         assert Path(found["model"]).stem == name
     assert Path("flatness/spectrum/spectrum.png").exists()
+    losses = {name: fmean(subset["loss"] for subset in model["subsets"]) for name, model in document["models"].items()}
+    shown = " ".join(fedflat("flatness", "spectrum", *weights, *MEASURED, *flags[:-1]).stdout.split())
+    assert f"normalised with mean {data.mean[0]:.4g}, std {data.std[0]:.4g}; check that the test loss agrees" in shown
+    assert f"own {losses['own']:.4g}, other {losses['other']:.4g}" in shown and "comparable" not in shown
     plain = ("--module", "net.py:Plain", *MEASURED[2:])  # a class without arguments
     sharpness = json.loads(fedflat("flatness", "sharpness", "own.pt", *plain, *few, "--json").stdout)
     assert sharpness["models"]["own"]["sharpness"][0][0]["value"] > 0
@@ -317,6 +332,35 @@ def test_weights_files(fedflat, weights):
     path = json.loads(fedflat("flatness", "path", *weights, *MEASURED, *grid, "--out", "p", "--json").stdout)
     own, other = (torch.nn.utils.parameters_to_vector(module.parameters()) for module in weights.values())
     assert path["distance"] == pytest.approx(float((own - other).norm().detach()), rel=1e-5)
+
+
+def test_a_run_and_a_weights_file_of_another_architecture(fedflat, weights, run):
+    result = fedflat("flatness", "norms", run, "own.pt", *MEASURED, "--examples", "30", "--subsets", "1", "--out", "o")
+    shown = " ".join(result.stdout.split())
+    assert "own has 235 parameters, fedavg+wima has 310. The flatness of different architectures is not" in shown
+    models = json.loads(Path("o/norms.json").read_text())["models"]
+    assert [model["parameters"] for model in models.values()] == [310, 235]
+
+
+def test_a_run_with_a_user_supplied_network(fedflat, weights):
+    few = {"clients": 4, "clients_per_round": 2, "local_steps": 1}
+    result = run_in_python("fedavg", model=weights["own.pt"], rounds=1, out="mine", **few)
+    flags = ("--kind", "sam", "--json")
+    told(fedflat("flatness", "sharpness", "mine", *flags), "user-supplied network ... --module FILE.py:FUNCTION")
+    document = json.loads(fedflat("flatness", "sharpness", "mine", "own.pt", *MEASURED, *flags).stdout)
+    alone = json.loads(fedflat("flatness", "sharpness", "mine", *MEASURED[:2], *flags).stdout)
+    expected = result.flatness().sharpness("sam").value
+    for models in (document["models"], alone["models"]):
+        assert models["fedavg"]["sharpness"][0][0]["value"] == pytest.approx(expected, rel=1e-4)
+    assert Path("mine/flatness/sharpness/sharpness.json").exists()  # so a report of the run shows both
+    told(fedflat("report", "mine", "own.pt"), "own.pt is a weights file ... fedflat flatness sharpness RUN own.pt")
+
+
+def test_unequal_losses_of_weights_files(fedflat, weights, monkeypatch):
+    monkeypatch.setattr(checks, "MAX_LOSS_RATIO", 1.0)
+    few = ("--kind", "sam", "--examples", "50", "--subsets", "1")
+    shown = " ".join(fedflat("flatness", "sharpness", *weights, *MEASURED, *few).stdout.split())
+    assert "call no model flatter" in shown and "--save-every" not in shown
 
 
 @pytest.mark.parametrize(

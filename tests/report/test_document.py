@@ -161,10 +161,11 @@ def test_measured_spectra_and_clients_are_found(compared):
     subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0, "high": 7.5}}
     other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0, "high": 9.5}}
     models = {name: {"subsets": [subset | {"loss": 0.2}, other | {"loss": 0.2}]} for name in names}
-    models["mine"] = {"subsets": [subset | {"loss": 0.4}]}
+    models["mine"] = {"subsets": [subset | {"loss": 0.4}], "parameters": 8970}
     (folder / "spectrum" / "spectrum.json").write_text(json.dumps({"on": "train", "models": models}))
     axis = (-1.0, 0.0, 1.0)
     bowl = Landscape("around", (axis, axis), {"train_loss": 1 + np.square(np.add.outer(axis, axis))}, (), {})
+    bowl = bowl.with_metadata(parameters=1914)
     centres = {"fedavg": 1.0, "fedsam": 3.0, "diverged": float("nan")}
     marked = {n: replace(bowl, marks=(Mark(n, (0.0, 0.0), 0.0, {"train_loss": v}),)) for n, v in centres.items()}
     save_landscapes(folder / "landscape" / "landscape.json", marked)
@@ -189,6 +190,7 @@ def test_measured_spectra_and_clients_are_found(compared):
     (named,) = with_display_names({"sections": [section]}, {"fedavg": "Ours"})[0]["sections"]
     assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
     assert "losses of Ours (0.2) and FedSAM (3) differ by a factor of 15" in notes(named, "warn")
+    assert "Ours has 1,914 parameters, mine has 8,970" in notes(named, "warn")
     assert '<span class="dev"> ± 1.4</span></td>' in report_page(document)
     figures = figures_of(section, "last", {"fedavg": bowl})
     assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures
@@ -215,7 +217,12 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
         [{"kind": kind, "rho": rho, "loss": 1.0, "value": value, "steps": steps, "m": m}]
         for kind, rho, steps, value, m in rises
     ]
-    store("sharpness", {"on": "train", "models": {"fedsam": {"described": "server model", "sharpness": results}}})
+    results[0].append(results[0][0] | {"value": 0.4})
+    results[2][0]["interval"] = {"value": 0.3, "high": 0.35}
+    store(
+        "sharpness",
+        {"on": "train", "scope": "all", "models": {"fedsam": {"described": "server model", "sharpness": results}}},
+    )
     blocks = [{"name": "1.weight", "size": 40, "lambda_max": value, "trace": {"value": 3 * value}} for value in (2, 4)]
     spectra = [{"eigenvalues": [1.0], "lambda_max": 1.0, "layers": [block]} for block in blocks]
     store("spectrum", {"models": {"fedavg": {"subsets": spectra}}})
@@ -228,8 +235,8 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
     save_landscapes(folder / "landscape.json", {"fedavg to fedsam": path.with_metadata(curved=True, aligned=True)})
     (folder / "sharpness" / "norms.json").write_text('{"models": {"damaged": {}}}')
     with pytest.warns(UserWarning, match="norms.json is damaged"):
-        section = report_document(gather([compared]))["sections"][0]
-    (section,) = with_display_names({"sections": [section]}, {})[0]["sections"]
+        document = report_document(gather([compared]))
+    (section,) = with_display_names({"sections": document["sections"][:1]}, {})[0]["sections"]
     found = {
         (table["title"], row["label"], row["described"]): dict(zip(table["heads"][2:], row["numbers"], strict=True))
         for table in section["views"]["tables"]
@@ -244,9 +251,13 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
         "accepted rise": 0.1,
         "examples": 20,
     }
-    asam = "asam, m = 32, 3 steps"
-    sharpness = {"loss": 1.0, f"{asam}, rho 0.5": 0.3, "sam, rho 0.05": 0.2, "sam, rho 0.1": 0.5}
+    asam = "asam (scope all), m = 32, 3 steps"
+    sharpness = {"loss": 1.0, f"{asam}, rho 0.5": 0.3, "sam, rho 0.05": pytest.approx(0.3), "sam, rho 0.1": 0.5}
     assert found.pop(("Sharpness", "FedSAM", "server model")) == sharpness
+    spreads = {table["title"]: table["rows"][0]["spreads"] for table in section["views"]["tables"]}
+    assert spreads["Sharpness"] == [0.0, pytest.approx(0.05), pytest.approx(0.02**0.5), None]
+    assert spreads["Norms"] == [pytest.approx(0.02**0.5), 0.0, pytest.approx(0.02**0.5), None, 0.0]
+    assert '<td data-v="0.3">0.3000<span class="dev"> ± 0.05</span></td>' in report_page(document)
     assert "losses of FedAvg (0.6) and FedSAM (1) differ by a factor of 1.67" in notes(section, "warn")
     layer = {"weights": 40, "lambda_max": 3.0, "trace": 9.0}
     assert found.pop(("Curvature of single parameters", "FedAvg", "1.weight")) == layer
@@ -256,10 +267,10 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
     assert found.pop(("Paths between models", "FedAvg to FedSAM", "trained curve, after alignment")) == barrier
     assert not found
     style = next(row["style"] for row in section["rows"] if row["label"] == "FedSAM")
-    line = {"label": "FedSAM", "style": style, "x": [0.05, 0.1], "y": [0.2, 0.5]}
+    line = {"label": "FedSAM", "style": style, "x": [0.05, 0.1], "y": pytest.approx([0.3, 0.5])}
     assert section["views"]["rises"] == {"sam": [line]}  # asam has a single radius
     (axes,) = figures_of(section, "last")["sharpness"].axes
-    assert list(axes.lines[0].get_ydata()) == [0.2, 0.5]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([0.3, 0.5])
 
 
 def test_tables(document, section):

@@ -234,7 +234,7 @@ def measured(document: dict[str, Any]) -> dict[str, Any]:
     x, y = [0.01, 0.1, 1], [-1, 1, 20]
     rises = [{"label": name, "style": style, "x": x, "y": y} for style, name in enumerate(MODELS)]
     views["rises"] = {"sam": rises, "asam": rises[:1]}
-    row = {"label": "fedavg", "described": "server model", "numbers": [0.25, 1442, None]}
+    row = {"label": "fedavg", "described": "server model", "numbers": [0.25, 1442, None], "spreads": [0.5]}
     heads = ["model", "measured", *(f"a measure with a long name {number}" for number in range(3))]
     views["tables"] = [{"title": "Norms", "note": "a note", "heads": heads, "rows": [row]}]
     return document
@@ -257,7 +257,7 @@ def test_flatness_has_legends_and_tooltips_whole_rounds(browser, compared, tmp_p
     browser.find_elements("css selector", "[data-part=rises-legend] button")[1].click()
     browser.find_element("css selector", "[data-part=kind] option[value=asam]").click()
     assert words(browser, "[data-part=rises] svg text") == empty  # only fedavg has been measured
-    assert words(browser, "#s0-measures ~ .scroll td")[:5] == ["fedavg", "server model", "0.2500", "1,442", "–"]
+    assert words(browser, "#s0-measures ~ .scroll td")[:5] == ["fedavg", "server model", "0.2500 ± 0.5", "1,442", "–"]
     pressed = "return [...document.querySelectorAll('[data-part=legend] button')].map(b => b.ariaPressed)"
     assert browser.execute_script(pressed) == ["true", "true", "false"]  # the curves hide fedsam, too
     browser.execute_script("""

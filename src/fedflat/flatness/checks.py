@@ -1,4 +1,4 @@
-"""Checks of a loss before it is measured (finite, deterministic, a mean), and of losses before they are compared."""
+"""Checks of a loss before it is measured (finite, deterministic, a mean), and of models before they are compared."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ MAX_LOSS_RATIO = 1.1
 """Largest ratio of two training losses at which models are compared, as in the flatness study."""
 
 
-def describe_unequal_losses(losses: Mapping[str, float]) -> str:
+def describe_unequal_losses(losses: Mapping[str, float], *, has_runs: bool = True) -> str:
     """Return a warning if training losses differ too much to compare the flatness of models; otherwise empty.
 
     Args:
         losses: the training loss of each model by name; losses that are not finite are ignored.
+        has_runs: whether at least one of the models is that of a run, which can be measured after other rounds.
 
     >>> describe_unequal_losses({"fedavg": 0.1, "fedsam": 0.12, "fedcm": 0.25})[:79]
     'The training losses of fedavg (0.1) and fedcm (0.25) differ by a factor of 2.5.'
@@ -32,11 +33,28 @@ def describe_unequal_losses(losses: Mapping[str, float]) -> str:
     if not names or losses[names[0]] <= 0 or losses[names[-1]] <= MAX_LOSS_RATIO * losses[names[0]]:
         return ""
     lowest, highest = losses[names[0]], losses[names[-1]]
+    advice = "Report the losses with the flatness, and call no model flatter."
+    if has_runs:
+        advice = "Compare saved models with similar losses (train with --save-every N, then measure RUN:server@ROUND)."
     return (
         f"The training losses of {names[0]} ({lowest:.3g}) and {names[-1]} ({highest:.3g}) differ by a factor of "
         f"{highest / lowest:.3g}. Above a factor of {MAX_LOSS_RATIO}, differences in flatness are inconclusive, "
-        "because curvature changes with the loss. Compare saved models with similar losses (train with --save-every N, "
-        "then measure RUN:server@ROUND)."
+        f"because curvature changes with the loss. {advice}"
+    )
+
+
+def describe_unequal_sizes(sizes: Mapping[str, int]) -> str:
+    """Return a warning if models differ in their numbers of parameters, given by name; otherwise empty.
+
+    >>> describe_unequal_sizes({"fedavg": 1914, "model": 8970})
+    'fedavg has 1,914 parameters, model has 8,970. The flatness of different architectures is not comparable.'
+    """
+    if len(set(sizes.values())) < 2:
+        return ""
+    smallest, largest = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+    return (
+        f"{smallest} has {sizes[smallest]:,} parameters, {largest} has {sizes[largest]:,}. "
+        "The flatness of different architectures is not comparable."
     )
 
 

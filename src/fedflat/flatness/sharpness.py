@@ -65,6 +65,16 @@ class Sharpness:
         return asdict(self)
 
 
+def describe_kind(kind: str, scope: str = "weight", eta: float = 0.0) -> str:
+    """Return the name of a kind of sharpness, with settings of ASAM that are not the default.
+
+    >>> describe_kind("asam", "all", 0.2), describe_kind("sam", "all")
+    ('asam (scope all, eta 0.2)', 'sam')
+    """
+    settings = [f"scope {scope}"] * (scope != "weight") + [f"eta {eta:g}"] * (eta != 0)
+    return f"{kind} ({', '.join(settings)})" if kind == "asam" and settings else kind
+
+
 def sharpness_of(
     objective: Objective,
     kind: str = "sam",

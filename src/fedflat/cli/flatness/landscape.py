@@ -13,7 +13,7 @@ import typer
 
 from fedflat.cli.flatness.common import OutputFlags, print_files, print_table, result_folder
 from fedflat.cli.flatness.landscape_checks import warn_of_landscape
-from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models, print_unequal_losses
+from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models, print_caveats
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import SEED, optional, with_flag_groups
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_seconds
@@ -100,7 +100,7 @@ def landscape(
         print_json({"files": files, "models": {name: _document(grid) for name, grid in grids.items()}})
         return
     _print_landscapes(grids, value, radius)
-    print_unequal_losses({name: grid.marks[0].values["train_loss"] for name, grid in grids.items()})
+    print_caveats(opened, {name: [grid.marks[0].values["train_loss"]] for name, grid in grids.items()})
     print_files(files)
 
 
@@ -113,7 +113,7 @@ def _print_landscapes(grids: dict[str, Landscape], value: str, radius: float) ->
     columns = ("model", "training loss", "test loss", with_unit(first.test_metric), highest, "not finite")
     rows = [_landscape_row(name, grid, value) for name, grid in grids.items()]
     heading = f"Landscapes around {counted(len(grids), 'model')}"
-    note = f"{highest}: maximum over the grid, up to {radius:g} filter norms along each direction"
+    note = f"{highest}: maximum over the grid, up to {radius:g} filter norm{'s' * (radius != 1)} along each direction"
     print_table(heading, columns, rows, note, subtitle=_describe_data(first))
 
 
@@ -178,7 +178,9 @@ def path(
         0.0, "--beyond", min=0, help="extension beyond both ends, as a fraction of the distance"
     ),
     align: bool = typer.Option(
-        False, "--align", help="permute the hidden units of the second model to match the first (mlp, cnn)"
+        False,
+        "--align",
+        help="permute the hidden units of the second model to match the first (nn.Sequential models, e.g. mlp, cnn)",
     ),
     curve: bool = typer.Option(False, "--curve", help="train a Bezier curve of low loss instead of the straight line"),
     curve_steps: int = typer.Option(500, "--curve-steps", min=1, help="training steps of the curve"),

@@ -17,11 +17,15 @@ from fedflat.cli.shared.screen import fetch_if_missing, screen, shown_count, sho
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from fedflat.data import Dataset
     from fedflat.experiment.analysis.run_model import RunModel
     from fedflat.flatness import Objective
 
 T = TypeVar("T")
 DEFAULT_SUBSETS = 3
+MAX_LISTED_CHANNELS = 4
 MODELS = typer.Argument(
     metavar="MODEL...",
     help="RUN (its last average, or the server model), RUN:wima, RUN:server@50, RUN:client3@50 (local model), "
@@ -61,26 +65,18 @@ class DataFlags:
         return self.on if self.client is None else f"client {self.client}"
 
     def describe(self, models: Mapping[str, RunModel], examples: int, subsets: int) -> str:
-        """Return how many examples were measured, e.g. ``3 subsets of 500 of 1,442 examples``.
+        """Return number of examples and precision, e.g. ``3 subsets of 500 of 1,442 examples, float32``.
 
         Args:
             models: the measured models.
             examples: number of examples of one subset.
             subsets: number of subsets; 1 if all examples were measured.
         """
-        if subsets == 1:
-            return f"{shown_count(examples)} examples"
-        total = next(iter(models.values())).objective(self.on, client=self.client).examples
-        return f"{subsets} subsets of {shown_count(examples)} of {shown_count(total)} examples"
-
-    def warn_of_losses(self, losses: Mapping[str, Sequence[float]]) -> None:
-        """Print a warning if training losses differ too much to compare the flatness of models.
-
-        Args:
-            losses: for each model, its loss on each subset.
-        """
-        if self.on == "train":
-            print_unequal_losses({name: fmean(values) for name, values in losses.items()})
+        objective = next(iter(models.values())).objective(self.on, client=self.client)
+        counts = f"{shown_count(examples)} examples"
+        if subsets > 1:
+            counts = f"{subsets} subsets of {shown_count(examples)} of {shown_count(objective.examples)} examples"
+        return f"{counts}, {objective.precision}"
 
     def objectives(self, model: RunModel) -> list[Objective]:
         """Return the loss of a model on each random subset of the data."""
@@ -94,12 +90,37 @@ class DataFlags:
         )
 
 
-def print_unequal_losses(losses: Mapping[str, float]) -> None:
-    """Print a warning if training losses, given by model, differ too much to compare the flatness of models."""
-    from fedflat.flatness.checks import describe_unequal_losses
+def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[float]], on: str = "train") -> None:
+    """Print how the inputs of weights files are normalised, and why models are not comparable, if so.
 
-    if warning := describe_unequal_losses(losses):
+    Args:
+        models: the measured models by name.
+        losses: for each model, its loss on each subset.
+        on: the set on which the losses were measured.
+    """
+    from fedflat.experiment.analysis.external_model import ExternalModel
+    from fedflat.flatness.checks import describe_unequal_losses, describe_unequal_sizes
+
+    means = {name: fmean(values) for name, values in losses.items()}
+    files = [name for name, model in models.items() if isinstance(model, ExternalModel)]
+    if files:
+        shown = ", ".join(f"{name} {means[name]:.4g}" for name in files)
+        normalisation = _describe_normalisation(models[files[0]].problem.data)
+        screen().print(f"{normalisation}; check that the {on} loss agrees with your script: {shown}", markup=False)
+    warnings = [describe_unequal_sizes({name: model.problem.layout.size for name, model in models.items()})]
+    if on == "train":
+        warnings.append(describe_unequal_losses(means, has_runs=len(files) < len(models)))
+    for warning in filter(None, warnings):
         screen().print(warning, style="yellow", markup=False)
+
+
+def _describe_normalisation(data: Dataset) -> str:
+    if not data.mean:
+        return "inputs are not normalised"
+    if len(data.mean) > MAX_LISTED_CHANNELS:
+        return "each input column is standardised"
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (data.mean, data.std))
+    return f"inputs normalised with mean {mean}, std {std}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +130,9 @@ class ModelFlags:
     device: str = DEVICE
     precision: str | None = PRECISION
     module: str | None = no_default(
-        "--module", "function or class that builds the torch module of weights files", metavar="FILE.py:FUNCTION"
+        "--module",
+        "function or class that builds the torch module of weights files, and of runs with a user-supplied network",
+        metavar="FILE.py:FUNCTION",
     )
     dataset: str | None = no_default(
         "--dataset", "dataset to measure weights files on (see fedflat data list)", metavar="NAME"
@@ -152,7 +175,8 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     Args:
         references: models of runs, or weights files.
         silent: show no progress of downloads.
-        flags: device and precision; for weights files, also their module and dataset.
+        flags: device and precision; for weights files, also their module and dataset. The module is also the network
+            of runs with a user-supplied one.
 
     Returns:
         The models by their shortest distinct names.
@@ -160,11 +184,13 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     from fedflat.experiment.analysis.external_model import build_module, external_config, open_external_model
     from fedflat.experiment.analysis.reopen import is_weights_file, parse_reference
     from fedflat.experiment.analysis.run_model import open_model_or_client
+    from fedflat.experiment.setup.problem import is_user_supplied
     from fedflat.experiment.store.run_collection import run_glob
     from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     files = [text for text in references if is_weights_file(text)]
     _require_module_and_dataset(files, flags.module, flags.dataset)
+    networks: dict[str, nn.Module] = {}  # of runs that were trained with a user-supplied network
     how = {"device": flags.device, "precision": flags.precision}
     for text in references:
         _require_once(text, references)
@@ -172,7 +198,15 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
             folder = parse_reference(text).run
             if (pattern := run_glob(folder)) and not RunFolder(folder).exists:
                 raise UserError(f"{folder} is not a run but contains runs; pass one of them, or several: {pattern}")
-            fetch_if_missing(load_record(folder).config, silent)
+            run_config = load_record(folder).config
+            fetch_if_missing(run_config, silent)
+            if flags.module is not None and is_user_supplied(run_config.model):
+                networks[text] = build_module(flags.module)
+    if flags.module is not None and not files and not networks:
+        raise UserError(
+            "--module is for weights files (.pt, .safetensors) and runs with a user-supplied network, and none is "
+            "listed; other runs do not need it"
+        )
     config = external_config(flags.dataset, flags.data_dir) if flags.dataset else None
     if config is not None:
         fetch_if_missing(config, silent)
@@ -182,7 +216,7 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
             assert flags.module is not None and config is not None
             models.append(open_external_model(Path(text), build_module(flags.module), config, **how))
         else:
-            models.append(open_model_or_client(text, **how))
+            models.append(open_model_or_client(text, network=networks.get(text), **how))
     labels = [model.label for model in models]
     for label in labels:
         _require_once(label, labels)
@@ -190,15 +224,14 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
 
 
 def _require_module_and_dataset(files: Sequence[str], module: str | None, dataset: str | None) -> None:
-    """Reject weights files without --module and --dataset, and these flags without a weights file."""
+    """Reject weights files without --module and --dataset, and --dataset without a weights file."""
     if files and (module is None or dataset is None):
         raise UserError(
             f"{files[0]} is a weights file and needs --module FILE.py:FUNCTION (a function that builds its module) and "
             "--dataset NAME; for a model of a run, name the run's folder"
         )
-    if not files and (module is not None or dataset is not None):
-        flag = "--dataset" if module is None else "--module"
-        raise UserError(f"{flag} is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
+    if not files and dataset is not None:
+        raise UserError("--dataset is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
 
 
 def _require_once(name: str, names: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    print_caveats,
     test_column,
     test_metric,
 )
@@ -57,6 +58,7 @@ def norms(
         document["models"][name] = {
             "model": model.label,
             "described": model.description,
+            "parameters": model.problem.layout.size,
             "test": test_metric(model),
             "subsets": documents,
         }
@@ -66,7 +68,7 @@ def norms(
 
     def show() -> None:
         _print_norms(results, document, examples, time.monotonic() - start)
-        data.warn_of_losses({name: [result.loss for result in subsets] for name, subsets in results.items()})
+        print_caveats(opened, {name: [result.loss for result in subsets] for name, subsets in results.items()}, data.on)
 
     output.publish(folder, document, show)
 
@@ -77,7 +79,7 @@ def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], exam
     Args:
         results: by model, the norms on each subset of examples.
         document: the data and, for each model, its test metric.
-        examples: text on the number of examples and subsets.
+        examples: text on the number of examples and subsets, and on the precision.
         seconds: duration of the measurement.
     """
 

@@ -14,6 +14,7 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    print_caveats,
     test_column,
     test_metric,
 )
@@ -24,7 +25,7 @@ from fedflat.errors import UserError
 if TYPE_CHECKING:
     from fedflat.flatness import Objective, Sharpness
 
-    Results = dict[str, dict[tuple[str, float], list[Sharpness]]]  # by model, then by kind and radius, per subset
+    Results = dict[str, dict[tuple[str, float], list[Sharpness]]]  # by model, then by name of the kind and radius
 
 DEFAULT_RHO = {"sam": 0.05, "asam": 0.5, "average": 0.05}
 """Default radii, as in the papers."""
@@ -66,6 +67,7 @@ def sharpness(
     Example: fedflat flatness sharpness runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --rho 0.05 --ascent-steps 10
     """
     from fedflat.flatness import sharpness_of
+    from fedflat.flatness.sharpness import describe_kind
     from fedflat.reporting.figures.sharpness import sharpness_picture
 
     kinds = [name.strip() for name in kind.split(",") if name.strip()]
@@ -86,8 +88,9 @@ def sharpness(
     start = time.monotonic()
     opened, measured = measure_models(models, data, opening, output, measure)
     per_subset = {name: [sharpnesses for _, sharpnesses in subsets] for name, subsets in measured.items()}
+    described = [(describe_kind(name, scope, eta), radius) for name, radius in measures]
     results: Results = {
-        name: dict(zip(measures, map(list, zip(*subsets, strict=True)), strict=True))
+        name: dict(zip(described, map(list, zip(*subsets, strict=True)), strict=True))
         for name, subsets in per_subset.items()
     }
     document: dict[str, Any] = {"on": data.name, "seed": data.seed, "ascent_steps": steps, "eta": eta, "scope": scope}
@@ -97,6 +100,7 @@ def sharpness(
         document["models"][name] = {
             "model": model.label,
             "described": model.description,
+            "parameters": model.problem.layout.size,
             "test": test_metric(model),
             "gradient_norm": [norm for norm, _ in measured[name]],
             "sharpness": documents,
@@ -109,7 +113,9 @@ def sharpness(
 
     def show() -> None:
         _print_results(results, document, examples, time.monotonic() - start)
-        data.warn_of_losses({name: [subset[0].loss for subset in subsets] for name, subsets in per_subset.items()})
+        print_caveats(
+            opened, {name: [subset[0].loss for subset in subsets] for name, subsets in per_subset.items()}, data.on
+        )
 
     output.publish(folder, document, show, curves)
 
@@ -121,7 +127,7 @@ def _print_results(results: Results, document: dict[str, Any], examples: str, se
         results: by model, then by measure and radius, the sharpness on each subset of examples.
         document: the data, the ascent steps of the worst-case measures and, for each model, its test metric and the
             norm of its gradient on each subset.
-        examples: text on the number of examples and subsets.
+        examples: text on the number of examples and subsets, and on the precision.
         seconds: duration of the measurement.
     """
     measures, steps = list(next(iter(results.values()))), document["ascent_steps"]

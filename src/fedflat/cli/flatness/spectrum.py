@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import compress, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,6 +16,7 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    print_caveats,
     test_column,
     test_metric,
 )
@@ -113,6 +114,7 @@ def spectrum(
         document["models"][name] = {
             "model": model.label,
             "described": model.description,
+            "parameters": model.problem.layout.size,
             "test": test_metric(model),
             "examples_of": all_examples[name],
             "subsets": [result.document() for result in spectra[name]],
@@ -123,7 +125,7 @@ def spectrum(
 
     def show() -> None:
         _print_spectra(spectra, document, examples, tolerance)
-        data.warn_of_losses({name: [result.loss for result in subsets] for name, subsets in spectra.items()})
+        print_caveats(opened, {name: [result.loss for result in subsets] for name, subsets in spectra.items()}, data.on)
 
     output.publish(default_folder(opened, "spectrum"), document, show, figure)
 
@@ -136,7 +138,7 @@ def _print_spectra(
     Args:
         spectra: by model, the spectrum on each subset.
         document: the data and, for each model, its test metric.
-        examples: text on the number of examples and subsets.
+        examples: text on the number of examples and subsets, and on the precision.
         tolerance: relative residual at which Lanczos accepts an eigenvalue.
     """
     first_per_subset = next(iter(spectra.values()))  # the first model's spectrum on each subset
@@ -158,11 +160,18 @@ def _print_spectra(
         "time",
     )
     matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
-    heading = f"Curvature{matrix} on {document['on']}, {examples}, {first.precision}, {first.method}"
-    rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
+    heading = f"Curvature{matrix} on {document['on']}, {examples}, {first.method}"
+    all_rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
+    computed = [any(cell is not None for cell in column) for column in zip(*all_rows, strict=True)]
+    rows = [tuple(compress(row, computed)) for row in all_rows]
     criterion = f" (tolerance {tolerance:g})" if first.method == "lanczos" else ""
     all_converged = all(result.converged for per_subset in spectra.values() for result in per_subset)
-    print_table(heading, columns, rows, "; ".join(filter(None, [note, f"all converged{criterion}" * all_converged])))
+    print_table(
+        heading,
+        list(compress(columns, computed)),
+        rows,
+        "; ".join(filter(None, [note, f"all converged{criterion}" * all_converged])),
+    )
     if 1 < max(len(per_subset[0].eigenvalues) for per_subset in spectra.values()) <= MAX_LISTED:
         _print_eigenvalues(spectra)
     for name, per_subset in spectra.items():

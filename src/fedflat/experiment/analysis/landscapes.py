@@ -79,7 +79,8 @@ def landscapes(
             one_dimensional=one_dimensional,
             progress=_progress_over_all(progress, len(grids) * points_per_model, total),
         )
-        grids[name] = grid.with_metadata(model=model.label, described=model.description, **_description(model, measure))
+        about = {"model": model.label, "described": model.description, "parameters": model.problem.layout.size}
+        grids[name] = grid.with_metadata(**about, **_description(model, measure))
     return grids
 
 

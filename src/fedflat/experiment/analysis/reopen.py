@@ -158,9 +158,10 @@ def _missing_object(record: Record, argument: str, name: str, method: str) -> Us
             f"it on the server's own data in Python, with the hooks of its project: {call}(dataset=held_out()), and "
             "network=model() if the project has its own model"
         )
+    flag = ", or --module FILE.py:FUNCTION where a command has it" * (argument == "network" and method == "flatness")
     return UserError(
         f"this run used a user-supplied {argument} ({name}); "
-        f"pass it again: fedflat.load(folder).{method}({argument}=...)"
+        f"pass it again: fedflat.load(folder).{method}({argument}=...){flag}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedflat.data import fixes_clients, full_partition
 from fedflat.display import counted
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.reopen import is_weights_file
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_collection import runs_below
@@ -48,6 +49,12 @@ def gather(paths: Iterable[Path]) -> Gathered:
     records: dict[Path, Record] = {}  # by resolved path, so that a folder given twice counts once
     left_out: list[tuple[str, str]] = []  # (folder, reason)
     for path in paths:
+        if is_weights_file(str(path)):
+            raise UserError(
+                f"{path} is a weights file, but a report needs run folders; measure it together with a run, the run "
+                f"first, and report the run, which stores the results: fedflat flatness sharpness RUN {path} "
+                "--module FILE.py:FUNCTION --dataset NAME"
+            )
         if not path.is_dir():
             raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
         folders = [path] if RunFolder(path).exists else runs_below(path)

@@ -7,15 +7,16 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness.landscapes.path import barrier
+from fedflat.flatness.sharpness import describe_kind
 from fedflat.reporting.figures.style import algorithm_of
 from fedflat.reporting.page.gather import relative_paths
 
@@ -55,6 +56,21 @@ def mean_of_numbers(values: Iterable[Any]) -> float | None:
     return fmean(numbers) if numbers else None
 
 
+def spread_over_subsets(values: Iterable[Any], estimates: Sequence[Values | None] = ()) -> float | None:
+    """Return the standard deviation of a quantity over subsets of examples; None if there is no spread.
+
+    Args:
+        values: the quantity on each subset; None where it is unknown.
+        estimates: the quantity on each subset as a random estimate, if it is one. For a single subset, the result is
+            the half-width of the estimate's confidence interval.
+    """
+    numbers = [value for value in values if isinstance(value, (int, float))]
+    if len(numbers) > 1:
+        return stdev(numbers)
+    (estimate,) = estimates if len(estimates) == 1 else (None,)
+    return estimate["high"] - estimate["value"] if estimate and isfinite(estimate.get("high", inf)) else None
+
+
 def distinct_label(name: str, taken: Iterable[str], path: Path) -> str:
     """Return the name of a model, followed by the folder of its measurement if another model has the same name."""
     return name if name not in taken else f"{name} ({relative_paths(str(path.parent))})"
@@ -82,8 +98,9 @@ def measurements_of(group: Group) -> Values:
     """Collect the stored measurements of a group's runs.
 
     Returns:
-        ``tables`` is a list of tables with a title, a note, column headings and rows; a row has a label, a description
-        and its numbers. ``rises`` holds, by kind of sharpness, one line per model: the rise of the loss over rho.
+        ``tables`` is a list of tables with a title, a note, column headings and rows; a row has a label, a description,
+        its numbers and, if known, their ``spreads``. ``rises`` holds, by kind of sharpness, one line per model: the
+        rise of the loss over rho.
     """
     sharpness = _sharpness(group.records)
     tables = [
@@ -101,20 +118,26 @@ def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Values]) 
     return {"title": title, "note": note + omitted, "heads": list(heads), "rows": list(rows)[:MAX_ROWS]}
 
 
-def _row(label: str, described: str, numbers: Iterable[float | None], **more: Any) -> Values:
-    return {"label": label, "described": described, "numbers": list(numbers), **more}
+def _row(
+    label: str,
+    described: str,
+    numbers: Iterable[float | None],
+    spreads: Iterable[float | None] = (),
+    **more: Any,
+) -> Values:
+    return {"label": label, "described": described, "numbers": list(numbers), "spreads": list(spreads), **more}
 
 
 def _models(records: Sequence[Record], file: str, taken: Iterable[str]) -> Iterator[tuple[str, Values, Path]]:
     """Yield label, measurements and file of each model in the files of this name; ``taken`` are the labels so far.
 
-    The measurements include ``on``, the name of the data, such as ``train``.
+    The measurements include the settings of the command, e.g. ``on``, the name of the data, such as ``train``.
     """
     for _, path in measurement_files(records, file):
         with left_out_if_damaged(path):
             document = json.loads(path.read_text())
             for name, model in document["models"].items():
-                yield distinct_label(name, taken, path), {"on": document.get("on"), **model}, path
+                yield distinct_label(name, taken, path), {"on": None, **document, **model}, path
 
 
 def _norms_table(records: Sequence[Record]) -> Values:
@@ -129,31 +152,44 @@ def _norms_table(records: Sequence[Record]) -> Values:
     for label, model, path in _models(records, "norms.json", rows):
         with left_out_if_damaged(path):
             subsets = model["subsets"]
-            relative = mean_of_numbers(subset["relative_flatness"]["value"] for subset in subsets)
-            means = [mean_of_numbers(subset[name] for subset in subsets) for name in columns]
+            estimates = [subset["relative_flatness"] for subset in subsets]
+            by_column = [[subset[name] for subset in subsets] for name in columns]
+            by_column.append([estimate["value"] for estimate in estimates])
+            means = [mean_of_numbers(values) for values in by_column]
+            spreads = [spread_over_subsets(values) for values in by_column[:-1]]
+            spreads.append(spread_over_subsets(by_column[-1], estimates))
             layer = f"{model.get('described') or model['model']}; relative flatness of {subsets[0]['layer']}"
-            numbers = [*means, relative, subsets[0]["rise"], subsets[0]["examples"]]
-            rows[label] = _row(label, layer, numbers, on=model["on"], loss=means[0])
+            numbers = [*means, subsets[0]["rise"], subsets[0]["examples"]]
+            about = {"on": model["on"], "loss": means[0], "parameters": model.get("parameters")}
+            rows[label] = _row(label, layer, numbers, spreads, **about)
     heads = ("model", "measured", *columns.values(), "relative flatness", "accepted rise", "examples")
     note = (
-        "Sigma is the largest noise that raises the loss by at most the accepted rise. Flat models have a large sigma."
+        "Sigma is the largest noise that raises the loss by at most the accepted rise. Flat models have a large sigma. "
+        "± is the standard deviation over subsets of examples; with a single subset, the 95 % confidence interval of "
+        "relative flatness."
     )
     return _table("Norms", note, heads, list(rows.values()))
 
 
 def _sharpness(records: Sequence[Record]) -> dict[str, Values]:
-    """Return the results of ``fedflat flatness sharpness`` by model; ``rises`` are by kind and radius."""
+    """Return the results of ``fedflat flatness sharpness`` by model; ``rises`` and ``spreads`` by kind and radius."""
     models: dict[str, Values] = {}
     for label, model, path in _models(records, "sharpness.json", models):
         with left_out_if_damaged(path):
             rises: dict[tuple[str, float], float | None] = {}
+            spreads: dict[tuple[str, float], float | None] = {}
             for subsets in model["sharpness"]:
                 first = subsets[0]
                 groups = f", m = {first['m']}" if first.get("m") else ""
                 steps = f", {first['steps']} steps" if first["steps"] > 1 else ""
-                rises[first["kind"] + groups + steps, first["rho"]] = mean_of_numbers(one["value"] for one in subsets)
-            loss = mean_of_numbers(subset["loss"] for subset in model["sharpness"][0])
-            models[label] = {"described": model["described"], "on": model["on"], "loss": loss, "rises": rises}
+                kind = describe_kind(first["kind"], model.get("scope", "weight"), model.get("eta", 0.0))
+                measure, values = (kind + groups + steps, first["rho"]), [subset["value"] for subset in subsets]
+                rises[measure] = mean_of_numbers(values)
+                spreads[measure] = spread_over_subsets(values, [subset.get("interval") for subset in subsets])
+            losses = [subset["loss"] for subset in model["sharpness"][0]]
+            about = {"described": model["described"], "on": model["on"], "parameters": model.get("parameters")}
+            about |= {"loss": mean_of_numbers(losses), "loss_spread": spread_over_subsets(losses)}
+            models[label] = {**about, "rises": rises, "spreads": spreads}
     return models
 
 
@@ -162,9 +198,15 @@ def _sharpness_table(models: dict[str, Values]) -> Values:
     rows = []
     for label, model in models.items():
         numbers = [model["loss"], *(model["rises"].get(measure) for measure in measures)]
-        rows.append(_row(label, model["described"], numbers, on=model["on"], loss=model["loss"]))
+        spreads = [model["loss_spread"], *(model["spreads"].get(measure) for measure in measures)]
+        about = {key: model[key] for key in ("on", "loss", "parameters")}
+        rows.append(_row(label, model["described"], numbers, spreads, **about))
     heads = ("model", "measured", "loss", *(f"{kind}, rho {rho:g}" for kind, rho in measures))
-    return _table("Sharpness", "Rise of the loss within the radius rho, mean over subsets of examples.", heads, rows)
+    note = (
+        "Rise of the loss within the radius rho. ± is the standard deviation over subsets of examples; with a single "
+        "subset, the 95 % confidence interval over random directions or groups of examples."
+    )
+    return _table("Sharpness", note, heads, rows)
 
 
 def _rises(group: Group, models: dict[str, Values]) -> dict[str, list[Values]]:

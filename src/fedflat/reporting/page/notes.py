@@ -1,11 +1,11 @@
-"""Caveats of a report section: diverged, unfinished and censored runs, too few seeds and unequal training losses."""
+"""Caveats of a report section: diverged, unfinished or censored runs, few seeds, models of unequal loss or size."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedflat.flatness.checks import describe_unequal_losses
+from fedflat.flatness.checks import describe_unequal_losses, describe_unequal_sizes
 from fedflat.reporting.row import MIXED_DATA, MIXED_PLUGINS, WORSE_THAN_MEAN
 from fedflat.reporting.tables.summary import MEAN_LABEL, MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
 
@@ -166,14 +166,15 @@ def _time_notes(rows: Sequence[Values]) -> Notes:
 
 
 def _flatness_notes(views: Values) -> Notes:
-    """Warn if the training losses of the measured models differ too much."""
+    """Warn if the training losses of the measured models differ too much, or their numbers of parameters."""
     measured = [*views["spectra"], *views["landscapes"], *(row for table in views["tables"] for row in table["rows"])]
     losses: dict[str, float] = {}
+    sizes = {entry["label"]: entry["parameters"] for entry in measured if entry.get("parameters")}
     for entry in measured:
         if entry.get("on") == "train" and entry["loss"] is not None:
             losses.setdefault(entry["label"], entry["loss"])
-    text = describe_unequal_losses(losses)
-    return [(WARN, f"Flatness: {text}")] if text else []
+    texts = (describe_unequal_sizes(sizes), describe_unequal_losses(losses))
+    return [(WARN, f"Flatness: {text}") for text in texts if text]
 
 
 def _listed(names: Sequence[str]) -> str:

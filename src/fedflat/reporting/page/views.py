@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from math import ceil, isfinite, nan
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedflat.display import is_share
@@ -18,6 +18,7 @@ from fedflat.reporting.page.measurements import (
     mean_of_numbers,
     measurement_files,
     measurements_of,
+    spread_over_subsets,
     styles_of,
 )
 
@@ -71,13 +72,18 @@ def landscapes_of(group: Group) -> dict[str, Landscape]:
 
 
 def _landscape_losses(group: Group) -> list[Values]:
-    """Return the label and the training loss of each model around which a landscape was measured."""
-    centres = {
-        name: landscape.marks[0].values.get("train_loss", nan)
+    """Return label, training loss and size of each model around which a landscape was measured."""
+    centres: list[Values] = [
+        {
+            "label": name,
+            "on": "train",
+            "loss": landscape.marks[0].values.get("train_loss", nan),
+            "parameters": landscape.metadata.get("parameters"),
+        }
         for name, landscape in landscapes_of(group).items()
         if landscape.kind == "around" and landscape.marks
-    }
-    return [{"label": name, "on": "train", "loss": loss} for name, loss in centres.items() if isfinite(loss)]
+    ]
+    return [centre for centre in centres if isfinite(centre["loss"])]
 
 
 def _flatness_log(group: Group) -> Values:
@@ -116,7 +122,8 @@ def _spectra(group: Group) -> list[Values]:
                     label = name if matrix == "hessian" else f"{name}, {matrix}"
                     label = distinct_label(label, spectra, path)
                     values = _spectrum_values(label, model["subsets"], document.get("on", ""))
-                    spectra[label] = {**values, "described": model.get("described", "")}
+                    about = {"described": model.get("described", ""), "parameters": model.get("parameters")}
+                    spectra[label] = {**values, **about}
     styles = styles_of(group, spectra)
     return [{**spectrum, "style": styles[label]} for label, spectrum in spectra.items()]
 
@@ -136,9 +143,8 @@ def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) 
     traces = [subset["trace"] for subset in subsets if subset.get("trace")]
     quantities = {name: [subset.get(key) for subset in subsets] for name, key in SPECTRUM_KEYS.items()}
     quantities["trace"] = [trace["value"] for trace in traces]
-    spread = {name: _standard_deviation(values) for name, values in quantities.items()}
-    if len(traces) == 1 and isfinite(traces[0].get("high", nan)):  # the confidence interval of the random estimate
-        spread["trace"] = traces[0]["high"] - traces[0]["value"]
+    spread = {name: spread_over_subsets(values) for name, values in quantities.items()}
+    spread["trace"] = spread_over_subsets(quantities["trace"], traces)
     return {
         "label": label,
         "on": on,
@@ -148,12 +154,6 @@ def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) 
         **{name: mean_of_numbers(values) for name, values in quantities.items()},
         "spread": spread,
     }
-
-
-def _standard_deviation(values: Sequence[float | None]) -> float | None:
-    """Return the standard deviation over subsets of examples; None if there are fewer than two values."""
-    numbers = [value for value in values if value is not None]
-    return stdev(numbers) if len(numbers) > 1 else None
 
 
 def _client_views(records: Sequence[Record]) -> list[Values]:
