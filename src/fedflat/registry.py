@@ -169,7 +169,7 @@ def note_registered(name: str) -> None:
 
 
 def plugins_to_record(config: str) -> dict[str, Any]:
-    """The loaded plugins: sha256 by absolute path; those that a run does not use are in a dict of their own, ``UNUSED``.
+    """The loaded plugins: sha256 by absolute path; those that a run does not use are listed under ``UNUSED``.
 
     A run uses the plugins that register a name in its config, and those whose names these plugins mention. A plugin
     that registers nothing counts as used, because its side effects may concern every run.
