@@ -27,14 +27,14 @@ def registries_restored() -> Iterator[Callable[[], None]]:
     def forget() -> None:
         for path in registry_module.loaded_plugins():
             sys.modules.pop(Path(path).stem)
-        registry_module._hashes.clear()
+        registry_module._loaded.clear()
         _canonical.cache_clear()
         for registry, names in zip(REGISTRIES, before, strict=True):
             for name in set(registry) - names:
                 registry.unregister(name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry_module, "_hashes", {})
+        patch.setattr(registry_module, "_loaded", {})
         patch.setattr(sys, "path", [*sys.path])
         yield forget
         forget()

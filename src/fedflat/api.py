@@ -222,11 +222,11 @@ def compare(
     config, user_objects = prepare(None, base, dataset, model, task, settings)
     # Absolute, as a callback may change the working directory between two runs.
     folder = None if out is None else as_path("out", out).absolute()
-    texts, records = as_algorithms(algorithms), []
-    runs = len(texts) * len(comparing.seed_numbers(seeds))
-    with progress_display(silent=not progress, runs=runs, lines_when_piped=False) as display:
+    texts, numbers, records = as_algorithms(algorithms), comparing.seed_numbers(seeds), []
+    runs, finished = len(texts) * len(numbers), comparing.finished_runs(folder, texts, numbers)
+    with progress_display(not progress, runs, finished, lines_when_piped=False) as display:
         observers = (display, *as_callbacks(callbacks))
-        for record in comparing.compare(config, texts, seeds, folder, observers, jobs, **user_objects):
+        for record in comparing.compare(config, texts, numbers, folder, observers, jobs, **user_objects):
             records.append(record)
             display.count_run()
     return Comparison(records)

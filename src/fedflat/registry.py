@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from fedflat.errors import UserError, one_of
 from fedflat.text import folded
@@ -22,7 +22,23 @@ from fedflat.text import folded
 T = TypeVar("T")
 PLUGINS_VARIABLE = "FEDFLAT_PLUGINS"
 """Environment variable with the paths of plugins, separated as in ``PATH``."""
-_hashes: dict[str, str] = {}  # see ``loaded_plugins``
+UNUSED = "unused"
+"""Key of the plugins that a run does not use, see ``plugins_to_record``."""
+_NAME = "[A-Za-z][A-Za-z0-9_-]*"
+
+
+class LoadedPlugin(NamedTuple):
+    """A plugin that this process has loaded; names are folded."""
+
+    sha256: str
+    names: set[str]
+    """The names that it registered with ``fedflat.register``."""
+    words: set[str]
+    """All words in its source, among them the names of other plugins that it refers to."""
+
+
+_loaded: dict[str, LoadedPlugin] = {}  # by absolute path
+_registered: list[str] = []  # all names that ``fedflat.register`` has registered
 
 
 class Registry(Mapping[str, T]):
@@ -80,7 +96,7 @@ class Registry(Mapping[str, T]):
 
     def check_name(self, name: object) -> None:
         """Raise a ``UserError`` if a name is malformed."""
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+        if not isinstance(name, str) or not re.fullmatch(_NAME, name):
             raise UserError(
                 f"{name!r} is not a valid {self.kind} name; use letters, digits and hyphens, e.g. my-{self.kind}"
             )
@@ -144,7 +160,35 @@ def listed_plugins() -> list[str]:
 
 def loaded_plugins() -> dict[str, str]:
     """The plugins that this process has loaded: sha256 by absolute path; it covers imports from the plugin's folder."""
-    return dict(_hashes)
+    return {path: plugin.sha256 for path, plugin in _loaded.items()}
+
+
+def note_registered(name: str) -> None:
+    """Note that ``fedflat.register`` has registered a name, on behalf of the plugin that is being loaded."""
+    _registered.append(name)
+
+
+def plugins_to_record(config: str) -> dict[str, Any]:
+    """The loaded plugins: sha256 by absolute path; those that a run does not use are listed under ``UNUSED``.
+
+    A run uses the plugins that register a name in its config, and those whose names these plugins mention. A plugin
+    that registers nothing counts as used, because its side effects may concern every run.
+
+    Args:
+        config: the run's config as YAML.
+    """
+    used: set[str] = set()
+    words = _folded_words(config)
+    while added := {path for path in _loaded.keys() - used if not _loaded[path].names or _loaded[path].names & words}:
+        used |= added
+        words = words.union(*(_loaded[path].words for path in added))
+    plugins = loaded_plugins()
+    unused = {path: plugins.pop(path) for path in _loaded if path not in used}
+    return {**plugins, UNUSED: unused} if unused else plugins
+
+
+def _folded_words(text: str) -> set[str]:
+    return set(map(folded, re.findall(_NAME, text)))
 
 
 def load_plugins(paths: Iterable[str | Path]) -> None:
@@ -170,7 +214,7 @@ def load_recorded(run: Path, plugins: Mapping[str, str]) -> None:
         MissingPlugin: a file no longer exists.
     """
     for path, digest in plugins.items():
-        if digest in _hashes.values():
+        if digest in loaded_plugins().values():
             continue
         # A module of this name may have been imported by the user's script; the hash shows whether it is the plugin.
         if Path(path).stem not in sys.modules:
@@ -195,7 +239,7 @@ def load_unchanged(plugins: Iterable[tuple[str, str]]) -> list[str]:
         recorded.setdefault(path, set()).add(digest)
     reasons = []
     for path, digests in recorded.items():
-        if digests & set(_hashes.values()):  # loaded, perhaps from another folder
+        if digests & set(loaded_plugins().values()):  # loaded, perhaps from another folder
             continue
         if not Path(path).is_file():
             reasons.append(f"{path} does not exist")
@@ -224,7 +268,7 @@ def changed_plugins(plugins: Mapping[str, str]) -> list[str]:
 def _load(path: Path) -> None:
     """Import one plugin under the name of its file, by which child processes find its classes."""
     name = path.stem
-    if str(path) in _hashes:
+    if str(path) in _loaded:
         return
     if not path.is_file():
         raise UserError(f"the plugin {path} does not exist; expected the path of a Python file, such as mine.py")
@@ -233,8 +277,10 @@ def _load(path: Path) -> None:
     if name in sys.modules or name in sys.stdlib_module_names:
         other = getattr(sys.modules.get(name), "__file__", None) or "Python's own"
         raise UserError(f"the plugin {path} has the same name as another module ({other}); rename the file")
+    known = len(_registered)
     import_file(path, name, "plugin")
-    _hashes[str(path)] = _sha256(path)
+    source = b"\n".join(_imported_files(path).values()).decode(errors="replace")
+    _loaded[str(path)] = LoadedPlugin(_sha256(path), set(map(folded, _registered[known:])), _folded_words(source))
 
 
 def import_file(path: Path, name: str, role: str) -> ModuleType:

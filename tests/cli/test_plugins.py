@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedflat.registry import load_plugins
+from fedflat.registry import load_plugins, plugins_to_record
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather, group_runs
 from fedflat.reporting.page.repeat import repeat_commands
@@ -87,8 +87,8 @@ def own_runs(tmp_path_factory, small):
 def own_run(fedflat, own_runs, tmp_path, restore_registries):
     """A copy of a paused run whose algorithm, dataset and model come from plugins that are not loaded."""
     shutil.copytree(own_runs, tmp_path, dirs_exist_ok=True)
-    recorded = tmp_path / "runs" / "own" / "plugins.json"
-    recorded.write_text(recorded.read_text().replace(str(own_runs), str(tmp_path)))
+    for recorded in (tmp_path / "runs").glob("*/plugins.json"):
+        recorded.write_text(recorded.read_text().replace(str(own_runs), str(tmp_path)))
     return Path("runs/own")
 
 
@@ -123,6 +123,25 @@ def test_a_run_loads_its_plugins_again(fedflat, own_run, tmp_path):
     rounds_before = json.loads((own_run / "status.json").read_text())["rounds"]
     assert fedflat("resume", own_run, "--quiet").exit_code == 0
     assert json.loads((own_run / "status.json").read_text())["rounds"] == rounds_before + 1
+
+
+def test_a_run_needs_only_the_plugins_that_it_uses(fedflat, own_run, tmp_path):
+    """The run of FedAvg uses the dataset and the model of the plugins, but not their algorithm."""
+    recorded = json.loads(Path("runs/fedavg/plugins.json").read_text())
+    assert [Path(path).name for path in recorded] == ["my_dataset.py", "my_model.py", "unused"]
+    assert [Path(path).name for path in recorded["unused"]] == ["my_algorithm.py"]
+    (tmp_path / "own" / "my_algorithm.py").unlink()
+    assert fedflat("evaluate", "runs/fedavg", "--on", "test").exit_code == 0
+
+
+def test_a_plugin_is_used_by_plugins_that_mention_its_names(tmp_path, restore_registries):
+    part = "from fedflat.algorithms.drift.prox import Prox\nclass Part(Prox): pass\nfedflat.register('part', Part)\n"
+    contents = {"part": part, "whole": "fedflat.register('whole', fedflat.algorithm('fedavg+part(mu=0.3)+sam'))\n"}
+    for name, content in contents.items():
+        (tmp_path / f"own_{name}.py").write_text(f"import fedflat\n{content}")
+        load_plugins([tmp_path / f"own_{name}.py"])
+    used = {text: [Path(path).stem for path in plugins_to_record(text)] for text in ("whole", "Part", "fedavg")}
+    assert used == {"whole": ["own_part", "own_whole"], "Part": ["own_part", "unused"], "fedavg": ["unused"]}
 
 
 def test_a_label_loads_plugins_only_if_they_are_needed_and_unchanged(fedflat, own_run, tmp_path):

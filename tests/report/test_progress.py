@@ -94,8 +94,9 @@ def test_runs_are_numbered_in_a_comparison(capsys, clock):
     assert told[0].startswith("[1/2] fedavg, seed 0: finished after 1 round,") and told[1].startswith("[2/2] ")
 
 
-def test_lines_of_a_comparison_show_the_time_left_for_all_runs(capsys, clock):
-    lines = Lines(3)
+@pytest.mark.parametrize(("runs", "finished"), [(3, 0), (5, 2)])
+def test_lines_of_a_comparison_show_the_time_left_for_all_runs(capsys, clock, runs, finished):
+    lines = Lines(runs, finished)
     lines.began(run_at(0, 2))
     clock.now = 100.0
     lines.round_done(run_at(1, 2))  # includes the set-up
@@ -103,6 +104,7 @@ def test_lines_of_a_comparison_show_the_time_left_for_all_runs(capsys, clock):
     lines.ended(run_at(2, 2), SimpleNamespace(status="finished", seconds=20.0))  # 10 s per round, and 4 are left
     told = capsys.readouterr().err.splitlines()
     assert "left" not in told[0] and told[1].endswith("; all runs: about 40.0 s left")
+    assert told[1].startswith(f"[{finished + 1}/{runs}]")
 
 
 def test_bars_show_rounds_and_metrics(capsys, monkeypatch):
@@ -190,7 +192,7 @@ def test_python_shows_bars_on_a_terminal_unless_disabled(is_shown, tmp_path, mon
         def count_run(self):
             ended.append("counted")
 
-    monkeypatch.setattr(progress_module, "Bars", lambda runs: Recorded())
+    monkeypatch.setattr(progress_module, "Bars", lambda *_: Recorded())
     small = {"model": "mlp(hidden=2)", "rounds": 1, "local_steps": 1, "workers": 1}
     fedflat.run(**small, out=tmp_path / "run")  # stderr is not a terminal
     assert not ended

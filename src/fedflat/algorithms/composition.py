@@ -24,7 +24,7 @@ from fedflat.data import DATASETS, Dataset
 from fedflat.data.sources.user_function import function_source
 from fedflat.errors import UserError, one_of
 from fedflat.models import MODELS, ModelSpec
-from fedflat.registry import Registry
+from fedflat.registry import Registry, note_registered
 from fedflat.setting_names import unknown_parameter
 from fedflat.text import (
     Call,
@@ -109,6 +109,7 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
         if isinstance(name, str) and other.spelling(name):  # a name that is not a string is rejected below
             raise UserError(f"'{name}' already names a built-in or registered {other.kind}; choose another name")
     registry.register(name, cast("Any", component))
+    note_registered(name)
 
 
 def _registry_for(name: str, component: object) -> Registry[Any]:

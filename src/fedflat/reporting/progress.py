@@ -55,10 +55,14 @@ class RemainingTime:
     """The remaining time of several runs, which follows from the work done here, measured in complete runs.
 
     Both are measured from the end of the first round, because it includes compilation and the start of workers.
+
+    Args:
+        runs: number of runs.
+        finished: how many of them had finished earlier.
     """
 
-    def __init__(self, runs: int) -> None:
-        self._runs, self._counted, self._ended = runs, 0, 0
+    def __init__(self, runs: int, finished: int) -> None:
+        self._runs, self._counted, self._ended = runs, 0, finished
         self._ended_work = 0.0
         self._start_time: float | None = None  # when the first round was done
         self._setting_up: set[Config] = set()  # runs that began before, until their own first round is done
@@ -116,15 +120,15 @@ class ReportedRun:
 class Lines(Progress):
     """Progress display that prints a plain line to stderr at about every tenth of a run's rounds."""
 
-    def __init__(self, runs: int = 1) -> None:
-        self.runs, self.finished, self.started = runs, 0, 0
+    def __init__(self, runs: int = 1, finished: int = 0) -> None:
+        self.runs, self.finished, self.started = runs, 0, finished
         self._reported: dict[Config, ReportedRun] = {}
-        self._all_runs = RemainingTime(runs)
+        self._all_runs = RemainingTime(runs, finished)
 
     def count_run(self) -> None:
         self._all_runs.count_run()
         self.finished += 1
-        self.started = max(self.started, self.finished)  # a run that had finished before does not call ``began``
+        self.started = max(self.started, self.finished)  # a run of another process does not call ``began``
 
     def show_forecast(self, forecast: Forecast) -> None:
         print(describe_forecast(forecast), file=sys.stderr, flush=True)
@@ -201,8 +205,8 @@ class RunBar:
 class Bars(Progress):
     """Progress display on a terminal: a bar for each run in progress and, for several runs, an overall bar."""
 
-    def __init__(self, runs: int = 1) -> None:
-        """Create the bars; ``runs`` is the number of runs to display."""
+    def __init__(self, runs: int = 1, finished: int = 0) -> None:
+        """Create the bars; ``runs`` is the number of runs to display, of which ``finished`` ended earlier."""
         from rich import progress
         from rich.console import Console
         from rich.table import Column
@@ -226,7 +230,7 @@ class Bars(Progress):
         if runs > 1:
             self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", left="", metrics="")
         self._run_bars: dict[Config, RunBar] = {}
-        self._counted, self._remaining = 0, RemainingTime(runs)
+        self._counted, self._remaining = 0, RemainingTime(runs, finished)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -338,12 +342,13 @@ def _html_bar(name: str, done: int, total: int, text: str) -> str:
     return f'{escape(name)} <progress value="{done}" max="{total}"></progress> {done}/{total} {escape(text)}'
 
 
-def progress(silent: bool, runs: int = 1, *, lines_when_piped: bool = True) -> Progress:
+def progress(silent: bool, runs: int = 1, finished: int = 0, *, lines_when_piped: bool = True) -> Progress:
     """Return the progress display for the current environment: a notebook, a terminal, or a stderr that is piped.
 
     Args:
         silent: show nothing.
         runs: number of runs that will follow.
+        finished: how many of them finished earlier, in any position.
         lines_when_piped: print lines if stderr is neither a terminal nor a notebook; otherwise show nothing there.
     """
     if silent:
@@ -351,8 +356,8 @@ def progress(silent: bool, runs: int = 1, *, lines_when_piped: bool = True) -> P
     if notebook_shell() is not None:
         return NotebookBars(runs)
     if sys.stderr.isatty():
-        return Bars(runs)
-    return Lines(runs) if lines_when_piped else Progress()
+        return Bars(runs, finished)
+    return Lines(runs, finished) if lines_when_piped else Progress()
 
 
 def run_name(run: RunProgress) -> str:

@@ -72,10 +72,9 @@ def compare(
     from fedflat.api import make_config
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.campaign.compare import compare as run_comparison
-    from fedflat.experiment.campaign.compare import comparison_folders
+    from fedflat.experiment.campaign.compare import finished_runs
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
-    from fedflat.experiment.store.run_folder import RunFolder
     from fedflat.reporting.figures.curves import AXES, mark_targets
     from fedflat.reporting.result import Comparison
 
@@ -98,13 +97,13 @@ def compare(
     records, total_runs = [], len(algorithms) * len(seed_list)
     failure: SomeFailed | None = None
     try:
-        with progress(silent, total_runs) as display:
+        with progress(silent, total_runs, finished_runs(out, algorithms, seed_list)) as display:
             for record in run_comparison(base, algorithms, seed_list, out, (display, *tracking), jobs):
                 records.append(record)
                 display.count_run()
     except KeyboardInterrupt:
         # Runs finish in any order, so more may have finished than the records that have arrived.
-        finished = sum(RunFolder(folder).is_over for folder in comparison_folders(out, algorithms, seed_list))
+        finished = finished_runs(out, algorithms, seed_list)
         raise Interrupted(
             f"{finished} of {total_runs} runs finished; repeat the command with --out {out} to continue: "
             "interrupted runs continue from their last checkpoint"

@@ -199,7 +199,7 @@ def _run(
     measured: dict[Path, MeasuredRun] = {}
     runs = {run.folder: run for run in plan.runs}
     try:
-        with progress(silent, len(plan.runs)) as display:
+        with progress(silent, len(plan.runs), sum(run.done for run in plan.runs)) as display:
             configs, folders = [run.config for run in plan.runs], [run.folder for run in plan.runs]
             for record in run_each(configs, folders, (display,), jobs):
                 assert record.folder is not None

@@ -75,6 +75,11 @@ def comparison_folders(out: Path, algorithms: Sequence[str], seeds: Sequence[int
     return [out / name / f"seed-{seed}" for seed in seeds for name in names]
 
 
+def finished_runs(out: Path | None, algorithms: Sequence[str], seeds: Sequence[int]) -> int:
+    """The number of finished runs of a comparison below ``out``; 0 if it is not saved."""
+    return 0 if out is None else sum(RunFolder(folder).is_over for folder in comparison_folders(out, algorithms, seeds))
+
+
 def require_outside_runs(out: Path) -> None:
     """Raise a ``UserError`` if ``out`` is a run folder or lies in one."""
     for folder in (out.absolute(), *out.absolute().parents):

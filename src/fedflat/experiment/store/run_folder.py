@@ -36,10 +36,10 @@ from fedflat.experiment.store.files import (
     truncate,
     write_atomically,
 )
-from fedflat.registry import load_recorded, loaded_plugins
+from fedflat.registry import UNUSED, load_recorded, plugins_to_record
 
 PLUGINS = "plugins.json"
-"""File with the paths and sha256 of the plugins that were loaded when the run began."""
+"""File with the paths and sha256 of the run's plugins, as returned by ``plugins_to_record``."""
 LOCK_TIMEOUT = 0.5
 """Seconds to wait for a run's lock, because ``is_free`` holds it for a moment when another process shows the run."""
 _DESCRIPTION = ("partition.json", PLUGINS, "status.json", "config.yaml")
@@ -111,8 +111,8 @@ class RunFolder:
             self._require_new()  # another process may have been first
             create_folder(self.path / "state")
             write_atomically(self.path / "partition.json", json.dumps(partition) + "\n")
-            if loaded_plugins():
-                write_atomically(self.path / PLUGINS, json.dumps(loaded_plugins()) + "\n")
+            if plugins := plugins_to_record(config.to_yaml()):
+                write_atomically(self.path / PLUGINS, json.dumps(plugins) + "\n")
             averages = [average_name(average) for average in algorithm(config.algorithm).averages]
             self.write_status("running", metric=metric, lower_is_better=lower_is_better, averages=averages)
             # The config comes last, because a folder with a config counts as a run.
@@ -166,13 +166,14 @@ class RunFolder:
             raise DamagedFile(f"cannot read {self.path / 'config.yaml'}: {error}") from None
 
     def load_plugins(self) -> None:
-        """Load the plugins that the run began with, so that the names in its config are registered."""
+        """Load the plugins that the run uses, so that the names in its config are registered."""
         load_recorded(self.path, self.plugins())
 
     def plugins(self) -> dict[str, str]:
-        """The run's plugins: sha256 by absolute path; empty if plugins.json is missing or, with a warning, damaged."""
+        """The plugins that the run uses: sha256 by absolute path; empty without plugins.json, or if it is damaged."""
         try:
-            return self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
+            plugins = self._read_json(PLUGINS) if (self.path / PLUGINS).exists() else {}
+            return {path: digest for path, digest in plugins.items() if path != UNUSED}
         except DamagedFile as error:
             warnings.warn(f"{error}; until that file is restored, pass plugins with --plugin", stacklevel=2)
             return {}
