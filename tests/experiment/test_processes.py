@@ -133,7 +133,7 @@ def test_a_killed_job_stops_no_other_job_and_an_interruption_all_of_them() -> No
         for number, outcome in run_in_parallel(jobs, 1, (Killer(),)):
             outcomes[number] = outcome
     assert all(Path(warning.filename).is_relative_to(Path(fedflat.__file__).parent) for warning in told)
-    assert isinstance(outcomes[0], UserError) and "was killed" in str(outcomes[0]) and "memory" in str(outcomes[0])
+    assert isinstance(outcomes[0], SomeFailed) and "was killed" in str(outcomes[0]) and "memory" in str(outcomes[0])
     assert [getattr(outcomes[number], "status", "") for number in (1, 2)] == ["finished", "finished"]
     assert not others()
 

@@ -158,12 +158,12 @@ def run_each(
             else:
                 yield outcome
     if errors:
-        config, error = errors[0]
+        config, first_error = errors[0]
         messages = {str(each) for _, each in errors}
-        if len(errors) == len(configs) and len(messages) == 1 and not isinstance(error, SomeFailed):
-            raise error
+        if len(errors) == len(configs) and len(messages) == 1 and not isinstance(first_error, SomeFailed):
+            raise first_error
         others = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise SomeFailed(f"{RunJob(config)} failed: {error}{others}")
+        raise SomeFailed(f"{RunJob(config)} failed: {first_error}{others}")
 
 
 def warn_of_changed_plugins(folders: Sequence[Path | None]) -> None:
