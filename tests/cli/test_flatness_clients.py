@@ -186,7 +186,8 @@ def test_the_log_command_shows_several_runs(looked_at: Path, with_variates: Path
         "sigma_g",
     } <= log.keys()
     assert json.loads((tmp_path / "log.json").read_text())["runs"] == found
-    assert "2 measurements took" in call("flatness", "log", looked_at).stdout
+    shown = call("flatness", "log", looked_at).stdout
+    assert "2 measurements took" in shown and f"on at most {found['fedsam+wima, seed 0']['examples']} training" in shown
     assert drawn(looked_at / "flatness" / "log" / "log.png")
     refused = call("flatness", "log", with_variates)
     assert refused.exit_code == 2 and str(with_variates) in refused.stderr and "--flatness every=N" in refused.stderr

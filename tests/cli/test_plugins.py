@@ -200,6 +200,9 @@ def test_a_comparison_that_mixes_versions_of_a_plugin_warns(fedflat, small, tmp_
     assert mixed in " ".join(fedflat("show", "out").stdout.split())
     (section,) = report_document(gather([Path("out")]))["sections"]
     assert sum(mixed in note["text"] for note in section["notes"]) == 1
+    assert mixed in " ".join(fedflat("report", "out", "--no-figures").stderr.split())
+    assert mixed.replace("fedavg", "FedAvg") in Path("report/results.md").read_text()
+    assert "(versioned.py)" in Path("report/results.tex").read_text()
 
 
 @pytest.mark.parametrize(

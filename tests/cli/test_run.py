@@ -85,7 +85,8 @@ def test_show_prints_settings_and_partition(fedflat, finished):
         "28 to 29, median 29",
     ):
         assert word in shown.stdout
-    assert "engine.compile" not in shown.stdout  # recorded as off, although the setting is auto
+    for name in ("engine.compile", "engine.precision"):  # recorded as off and float32, although the settings are auto
+        assert name not in shown.stdout
     document = json.loads(fedflat("show", finished, "--json").stdout)
     assert document["partition"]["clients"] == 50 and document["algorithm"] == "fedmoswa+wima"
 

@@ -151,6 +151,7 @@ def test_nothing_evaluated_yet(clone, tmp_path):
 def test_the_flatness_log_of_a_run_is_included(real):
     (section,) = report_document(gather([real]))["sections"]
     assert {"lambda_max", "cosine"} <= set(section["views"]["log"])
+    assert "on at most 500 training examples" in section["views"]["log_sample"]
     assert section["views"]["log"]["lambda_max"]["lines"][0]["x"][-2:] == [1, 2]
     assert len(figures_of(section, "last")["flatness-log"].axes) >= 2
 

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 LINES_PER_RUN = 10
 """Approximate number of lines per run when piped."""
-SECONDS_BETWEEN_LINES = 1.0
-"""Least time between two lines of a run."""
-SECONDS_BETWEEN_UPDATES = 0.2
-"""Least time between two updates of the bars in a notebook."""
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_UPDATES = 1.0, 0.2
+"""Least time between two lines of a run, and between two updates of the bars in a notebook."""
 
 
 class Progress(RemoteCallback):

@@ -27,9 +27,9 @@ def log(
     """
     from fedflat.experiment.analysis.reopen import primary_model, require_model
     from fedflat.experiment.store.run_folder import load_record
-    from fedflat.reporting.figures.flatness_log import log_picture, logged
+    from fedflat.reporting.figures.flatness_log import log_picture, logged, sample_text
 
-    logs, seconds, descriptions = {}, {}, {}
+    logs, seconds, descriptions, examples = {}, {}, {}, {}
     for run in runs:
         record = load_record(run)
         model_name = primary_model(record) if average is None else require_model(record, average)
@@ -37,8 +37,14 @@ def log(
         if name in logs:
             name = f"{name} ({run})"
         logs[name], descriptions[name] = logged(record, model_name), f"{model_name} model"
+        examples[name] = record.config.flatness.examples
         seconds[name] = record.folder.flatness_seconds() if record.folder else 0.0
-    document = {"runs": {name: {"run": str(run), "log": logs[name]} for name, run in zip(logs, runs, strict=True)}}
+    document = {
+        "runs": {
+            name: {"run": str(run), "examples": examples[name], "log": logs[name]}
+            for name, run in zip(logs, runs, strict=True)
+        }
+    }
     figure = log_picture(logs, descriptions=descriptions)
 
     def show() -> None:
@@ -50,6 +56,7 @@ def log(
             for number in evenly_spaced(rounds):
                 rows.append((number, *(three_digits(values.get(number)) for values in by_round)))
             note = f"{len(rounds)} measurements took {seconds[name]:.1f} s"
-            print_table(name, ("round", *quantities), rows, note, text_columns=0)
+            subtitle = sample_text([examples[name]])
+            print_table(name, ("round", *quantities), rows, note, text_columns=0, subtitle=subtitle)
 
     OutputFlags(out, as_json, quiet=True).publish(runs[0] / "flatness" / "log", document, show, figure)

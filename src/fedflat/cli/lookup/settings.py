@@ -61,14 +61,18 @@ def flat_settings(config: Config) -> dict[str, Any]:
     return {name: attrgetter(name)(config) for name in setting_names()}
 
 
+USUAL_DECISIONS = {("engine.compile", "off"), ("engine.precision", "float32")}
+
+
 def different_from_defaults(config: Config) -> list[tuple[str, str, str]]:
     """Return name, value and default of every setting that differs from its default.
 
-    A run records what ``engine.compile=auto`` decided. The usual decision, off, does not count as a difference.
+    A run records what ``engine.compile=auto`` and ``engine.precision=auto`` decided. The usual decisions, off and
+    float32, do not count as differences.
     """
     differences = []
     for name, value in flat_settings(config).items():
         default = field_of(name).default
-        if value != default and (name, value) != ("engine.compile", "off"):
+        if value != default and (name, value) not in USUAL_DECISIONS:
             differences.append((name, write_value(value), write_value(default)))
     return differences

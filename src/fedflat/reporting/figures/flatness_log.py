@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, cast
 
 from fedflat.errors import UserError
 from fedflat.reporting.figures.style import LineStyle, described_labels, line_styles, open_frame, subplot_list
+from fedflat.reporting.tables.summary import shown_range
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +22,15 @@ Points = list[tuple[int, float]]
 """(round, value) pairs."""
 Reader = Callable[[Entry, str], float | None]
 """Reads a quantity from the log of a round, given the name of a model."""
+
+
+def sample_text(examples: Iterable[int]) -> str:
+    """State the sample of in-run measurements, given ``flatness.examples`` of the runs.
+
+    >>> sample_text([500, 500])
+    'curvature and sharpness on at most 500 training examples (flatness.examples)'
+    """
+    return f"curvature and sharpness on at most {shown_range(examples)} training examples (flatness.examples)"
 
 
 def _model_value(name: str) -> Reader:

@@ -25,13 +25,15 @@ def paper_name(label: str, names: Mapping[str, str]) -> str:
     >>> paper_name("fedmoswa(gamma=0.3)+wima(window=20)", {}), paper_name("fednorm+ema", {"fednorm": "FedNorm (ours)"})
     ('FedMoSWA(gamma=0.3)+wima(window=20)', 'FedNorm (ours)+ema')
     >>> paper_name("fednorm(mu=1.0)", {"fednorm": "FedNorm (ours)"})
-    'FedNorm (ours) (mu=1.0)'
+    'FedNorm (ours, mu=1.0)'
     """
     if label in names:
         return names[label]
     algorithm = leading_algorithm(label)
     default = CARDS[algorithm].name if algorithm in CARDS else algorithm
     name, rest = names.get(algorithm, default), label.removeprefix(algorithm)
+    if name.endswith(")") and rest.startswith("("):
+        return f"{name[:-1]}, {rest[1:]}"
     return f"{name} {rest}" if " " in name and rest.startswith("(") else name + rest
 
 

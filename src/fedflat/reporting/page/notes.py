@@ -132,7 +132,7 @@ def _summary_notes(rows: Sequence[Values]) -> Notes:
         notes.append((WARN, f"{WORSE_THAN_MEAN}: {_listed(worse)}."))
     mixed = [f"{row['label']} ({', '.join(row['mixed_plugins'])})" for row in rows if row["mixed_plugins"]]
     if mixed:
-        notes.append((WARN, f"{MIXED_PLUGINS}: {_listed(mixed)}."))
+        notes.append((BAD, f"{MIXED_PLUGINS}: {_listed(mixed)}."))
     counts = [count for row in rows for count in row["mean_counts"].values()]
     if counts:
         text = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedflat.display import is_share
 from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
-from fedflat.reporting.figures.flatness_log import label_of, logged
+from fedflat.reporting.figures.flatness_log import label_of, logged, sample_text
 from fedflat.reporting.page.measurements import (
     distinct_label,
     left_out_if_damaged,
@@ -52,6 +52,7 @@ def views_of(group: Group) -> Values:
     spectra, clients = _spectra(group), _client_views(group.records)
     return {
         "log": _flatness_log(group),
+        "log_sample": sample_text(record.config.flatness.examples for record in group.records),
         "spectra": spectra[:MAX_VIEWS],
         "clients": clients[:MAX_VIEWS],
         "landscapes": _landscape_losses(group),

@@ -25,6 +25,7 @@ from fedflat.reporting.page.document import (
     has_uneven_means,
     shown_evaluations,
 )
+from fedflat.reporting.row import MIXED_PLUGINS
 from fedflat.reporting.tables.summary import MEAN_LABEL, are_equal, shown_range
 
 Values = Mapping[str, Any]
@@ -135,7 +136,7 @@ def result_table(section: Values, targets: Sequence[float], every_column: bool =
 
 
 def _result_caption(section: Values) -> str:
-    """Return a caption with the metric, the data, the protocol, the number of seeds and the excluded runs."""
+    """Return a caption with the metric, data, protocol, number of seeds, excluded runs and rows with mixed plugins."""
     rows, metric = section["rows"], section["metric"]
     unit = " in per cent" if is_share(metric) else ""
     seeds = shown_range(len(row["seeds"]) for row in rows)
@@ -146,7 +147,8 @@ def _result_caption(section: Values) -> str:
         excluded = [f"{row['label']} {len(row[kind])} of {len(row['seeds'])}" for row in rows if row[kind]]
         if excluded:
             caption += f" {kind.capitalize()} runs are excluded: {', '.join(excluded)}."
-    return caption
+    mixed = [f"{row['label']} ({', '.join(row['mixed_plugins'])})" for row in rows if row["mixed_plugins"]]
+    return f"{caption} {MIXED_PLUGINS}: {', '.join(mixed)}." if mixed else caption
 
 
 def _emphasis(section: Values) -> dict[tuple[int, str], str]:
