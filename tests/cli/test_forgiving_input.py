@@ -115,7 +115,7 @@ def test_a_mistaken_path_is_corrected(fedflat):
         (("data", "describe", "images(path=pet)"), "did you mean pets?"),
         (("data", "describe", "wines.npz"), "did you mean wine.npz?"),
         (("data", "describe", "wine.npz"), "expected inputs and targets"),
-        (("flatness", "spectrum", "demo"), str(Path("demo") / "fedavg")),
+        (("flatness", "spectrum", "demo"), str(Path("demo") / "*")),
     ):
         result = fedflat(*arguments)
         assert result.exit_code != 0 and correction in " ".join(result.stderr.split()), result.stderr
