@@ -171,22 +171,23 @@ def _add_plugin_option(command: Any) -> None:
         return call(**arguments)
 
     for option in command.params:
-        if getattr(option, "multiple", False) and option.type.name.startswith(("integer", "float")):
+        if getattr(option, "multiple", False) and str(option.metavar).endswith(",..."):
             _accept_commas(option)
     command.params.append(_plugin_option())
     command.callback = call_with_plugins
 
 
 def _accept_commas(option: Any) -> None:
-    """Let a repeatable option for numbers accept several of them at once, as in ``--rho 0.05,0.1``."""
-    convert = option.type_cast_value
+    """Let a repeatable option accept several values at once, as in ``--rho 0.05,0.1``."""
+    process = option.process_value
 
-    def split_and_convert(ctx: Any, values: Sequence[Any] | None) -> Any:
-        """Split the texts at commas, and convert each part to a number; default values are already numbers."""
-        parts = [str(value).rstrip(", ").split(",") for value in values or ()]
-        return convert(ctx, tuple(part for listed in parts for part in listed))
+    def split_and_process(ctx: Any, values: Any) -> Any:
+        """Split texts at commas; a value that was not typed by the user is not a sequence of texts."""
+        if isinstance(values, list | tuple) and all(isinstance(value, str) for value in values):
+            values = tuple(part for value in values for part in value.rstrip(", ").split(","))
+        return process(ctx, values)
 
-    option.type_cast_value = split_and_convert
+    option.process_value = split_and_process
 
 
 def _plugin_option() -> Any:
