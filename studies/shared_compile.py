@@ -105,21 +105,16 @@ def two_part_step(problem: Problem, training: Training) -> LocalStep:
     compiled_update: LocalStep = torch.compile(step, dynamic=False, fullgraph=True)
     is_compiled = False
 
-    def two_parts(
-        local: LocalState,
-        positions: Tensor,
-        draws: dict[str, Tensor],
-        statistics: Tensor,
-        integer_buffers: dict[str, Tensor],
-    ) -> StepResult:
+    def two_parts(*arguments: Any) -> StepResult:
         """Compile the pass first, because torch cannot compile it while it executes the update for the first time."""
         nonlocal is_compiled
         if not is_compiled:
+            local, positions, draws, statistics, integer_buffers = arguments
             batch = problem.batch(positions, draws)
             counters = [integer_buffers[name] for name in names]
             PASSES[number](local.drift.y, statistics, counters, batch.inputs, batch.targets)
             is_compiled = True
-        return compiled_update(local, positions, draws, statistics, integer_buffers)
+        return compiled_update(*arguments)
 
     return two_parts
 

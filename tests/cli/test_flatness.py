@@ -42,8 +42,7 @@ def told(result, sentence: str) -> None:
 def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
     result = fedflat("flatness", "spectrum", run, f"{run}:server@2", *FEW, "--trace-draws", "4")
     assert result.exit_code == 0 and result.stderr == ""
-    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    accuracy = history[-1]["test"]["wima"]["accuracy"]
+    accuracy = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["test"]["wima"]["accuracy"]
     for word in (
         "test accuracy %",
         "gradient norm",
