@@ -50,15 +50,15 @@ class Descent:
             The next model and momentum buffer.
         """
         if self.weight_decay:
-            d = d + self.weight_decay * y
+            d = (self.weight_decay * y).add_(d)
         return self.descend(y, d, lr, velocity)
 
     def descend(self, y: Tensor, d: Tensor, lr: Tensor, velocity: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Take one step like ``move``, without weight decay."""
         if velocity is not None:
-            velocity = self.momentum * velocity + d
+            velocity = (self.momentum * velocity).add_(d)
             d = velocity
-        return y - lr * d, velocity
+        return (-lr * d).add_(y), velocity  # y - lr d, with one new vector instead of two
 
 
 def _clipped(v: Tensor, max_norm: float) -> Tensor:

@@ -34,7 +34,7 @@ from fedflat.engines.round.client import (
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.errors import UserError
-from fedflat.operating_system import keep_freed_memory
+from fedflat.operating_system import KEEPS_FREED_MEMORY, keep_freed_memory
 from fedflat.processes import (
     PATIENCE,
     ChildDied,
@@ -248,7 +248,7 @@ class ProcessPool:
 
     def __init__(self, workers: int) -> None:
         """Start ``workers`` processes, which load the plugins that this process has loaded so far."""
-        self.children = [ChildProcess(_serve) for _ in range(workers)]
+        self.children = [ChildProcess(_serve, environment=KEEPS_FREED_MEMORY) for _ in range(workers)]
         self.owner: object = None
         self.plugins = loaded_plugins()
 

@@ -250,9 +250,10 @@ class Problem:
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
         """The weights in ``vector`` [parameters] as tensors by name, for which autograd computes gradients.
 
-        On a CPU these are always the same tensors, filled with new values, which saves slicing the vector.
+        On a CPU the tensors of a small model are always the same, filled with new values, which saves slicing.
         """
-        if vector.is_cuda:  # several clients train at once and must not share tensors
+        # On a GPU, several clients train at once and must not share tensors. Large tensors take longer to copy.
+        if vector.is_cuda or self.layout.size > 2**16 * len(self.layout.names):
             return self._leaf_views(vector if self.arithmetic is None else vector.to(self.arithmetic))
         if self._cpu_weights_and_views is None:
             flat = torch.empty_like(vector, dtype=self.arithmetic or vector.dtype)

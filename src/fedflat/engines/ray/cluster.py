@@ -10,6 +10,7 @@ import time
 from typing import Any, Literal
 
 from fedflat.errors import UserError
+from fedflat.operating_system import KEEPS_FREED_MEMORY
 from fedflat.processes import available_cores
 
 OLDEST_VERSION = (2, 40)
@@ -32,6 +33,7 @@ LOCAL_CLUSTER_VARIABLES = {
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_timeline": "0",
     "RAY_event_stats": "0",
+    **KEEPS_FREED_MEMORY,
 }
 """Environment variables of a Ray cluster that is started for one run: fast messages, and no unused metrics."""
 

@@ -30,7 +30,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record, RunFolder
 from fedflat.models import MODELS
-from fedflat.operating_system import keep_freed_memory
+from fedflat.operating_system import KEEPS_FREED_MEMORY, keep_freed_memory
 from fedflat.processes import (
     ChildDied,
     ChildProcess,
@@ -133,7 +133,7 @@ def start_process(serve: Callable[..., None], *args: object, device: str | None 
         args: picklable arguments.
         device: the only GPU that the child sees; default: it sees all.
     """
-    environment = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+    environment = KEEPS_FREED_MEMORY | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
     return ChildProcess(_serve_on_one_core, pickled_names(), serve, *args, environment=environment)
 
 
