@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from study import replace_section
 
 import fedflat
 from fedflat.data import IGNORED, load
@@ -201,15 +202,6 @@ def section(numbers: dict[str, Any], figure: str) -> str:
     return f"{settings}\n\n{table(numbers)}\n{algorithms}\n\n{notes}\n\n{image}"
 
 
-def replace_section(page: Path, text: str) -> None:
-    """Replace the text between the two marker lines of a page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{page} has no place for the table; expected the lines {BEGIN} and {END}")
-    write_atomically(page, f"{before}{BEGIN}\n{text}\n{END}{after}")
-
-
 def train_missing(options: argparse.Namespace, path: Path) -> None:
     """Train the methods without numbers, and save each when it has finished."""
     shared, engine = result_settings(options), engine_settings(options)
@@ -240,7 +232,8 @@ def main(words: list[str] | None = None) -> None:
     figure: Path = options.draw or out / "camvid.png"
     draw(out, figure)
     if options.page is not None:
-        replace_section(options.page, section(numbers, os.path.relpath(figure, options.page.parent)))
+        text = section(numbers, os.path.relpath(figure, options.page.parent))
+        replace_section(options.page, BEGIN, END, text)
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
@@ -270,4 +263,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except fedflat.UserError as error:
+        raise SystemExit(f"camvid.py: {error}") from None

@@ -4,11 +4,11 @@
     python studies/gpt2_speed.py OUT --checkpointing    # recompute activations in the backward pass
     python studies/gpt2_speed.py OUT --small            # a tiny model, in seconds on a CPU
 
-fedflat and the plain loop both run local AdamW on every client and average the models. fedflat's ``precision=bf16``
-computes forward and backward passes in bfloat16 and keeps float32 weights. The plain loop uses autocast, as is common;
-``plain-bf16`` casts the whole model, like fedflat. LoRA needs ``peft``; without it, only full training is measured.
-Tokens are random, because the cost does not depend on them. Only the last round is timed; earlier rounds are warm-up.
-OUT/gpt2_speed.json holds the results.
+fedflat and the plain loop both run local AdamW on every client, on the same batches, and average the models. fedflat's
+``precision=bf16`` computes forward and backward passes in bfloat16 and keeps float32 weights. The plain loop uses
+autocast, as is common; ``plain-bf16`` casts the whole model, like fedflat. LoRA needs ``peft``; without it, only full
+training is measured. Tokens are random, because the cost does not depend on them. Only the last round is timed; earlier
+rounds are warm-up. OUT/gpt2_speed.json holds the results.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from vit_round import RoundClock
 
 from fedflat.data import Dataset, from_arrays
+from fedflat.engines.round.plan import Plan
 from fedflat.experiment.make_config import prepare
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.papers.document import markdown
 
-WEIGHT_DECAY, LR = 0.01, 1e-4
+WEIGHT_DECAY, LR, SEED = 0.01, 1e-4, 0
 CONTENDERS = ("fedflat", "fedflat-1-lane", "plain", "plain-bf16")
 
 
@@ -84,7 +85,9 @@ def random_tokens(options: argparse.Namespace, vocabulary: int) -> Dataset:
     rows = torch.randint(vocabulary, (count, options.length + 1), generator=torch.Generator().manual_seed(0))
     parts = [rows[:, :-1].clone(), rows[:, 1:].clone()]
     names = [str(number) for number in range(vocabulary)]
-    return from_arrays(*parts, *(part[: options.batch_size] for part in parts), name="random tokens", classes=names)
+    clients = torch.arange(count) // (options.local_steps * options.batch_size)
+    test = [part[: options.batch_size] for part in parts]
+    return from_arrays(*parts, *test, name="random tokens", classes=names, train_groups=clients)
 
 
 def peak_memory() -> float | None:
@@ -110,10 +113,11 @@ def with_fedflat(options: argparse.Namespace, data: Dataset, lora: bool, lanes: 
     """The last round of fedflat's local AdamW."""
     on_gpu, clock = torch.cuda.is_available(), SpeedClock()
     settings: dict[str, Any] = {
-        "partition": "iid",
-        "clients": options.clients,
+        "partition": "natural",
+        "clients": None,
         "clients_per_round": options.clients,
         "rounds": options.rounds,
+        "seed": SEED,
         "local_steps": options.local_steps,
         "batch_size": options.batch_size,
         "lr": LR,
@@ -139,6 +143,20 @@ def with_fedflat(options: argparse.Namespace, data: Dataset, lora: bool, lanes: 
     }
 
 
+def free_memory() -> float | None:
+    """Free what earlier contenders left on the GPU; returns the memory that torch still reserves, in GB.
+
+    torch keeps a cuBLAS workspace for each CUDA stream of a finished run. A workspace of 32 MiB may hold on to a block
+    of memory as large as the logits.
+    """
+    gc.collect()
+    if not torch.cuda.is_available():
+        return None
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return round(torch.cuda.memory_reserved() / 1e9, 2)
+
+
 def with_plain_loop(options: argparse.Namespace, data: Dataset, lora: bool, cast: bool) -> dict[str, Any]:
     """The last round of a loop over clients with torch's AdamW; ``cast`` computes in bfloat16 without autocast."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -150,18 +168,21 @@ def with_plain_loop(options: argparse.Namespace, data: Dataset, lora: bool, cast
     computing = copy.deepcopy(client).to(torch.bfloat16) if cast else client
     computed = {name: parameter for name, parameter in computing.named_parameters() if parameter.requires_grad}
     inputs, targets = data.train.inputs.to(device), data.train.targets.to(device)
+    plan = Plan(options.batch_size, steps=options.local_steps)
+    shard = options.local_steps * options.batch_size  # examples of a client
     seconds, losses = 0.0, []
-    for _ in range(options.rounds):
+    for number in range(options.rounds):
         if on_gpu:
             torch.cuda.synchronize()
             peak_memory()
         start, losses = time.monotonic(), []
         total = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
-        for indices in torch.arange(len(inputs)).split(options.local_steps * options.batch_size):
+        for index in range(options.clients):
             with torch.no_grad():
                 torch._foreach_copy_(list(own.values()), list(trained.values()))
             optimiser = torch.optim.AdamW(own.values(), LR, weight_decay=WEIGHT_DECAY, fused=on_gpu)
-            for batch in indices.split(options.batch_size):
+            for positions in plan.batches(SEED, number, index, shard):
+                batch = torch.from_numpy(positions + index * shard)
                 if cast:
                     with torch.no_grad():
                         torch._foreach_copy_(list(computed.values()), list(own.values()))
@@ -209,15 +230,14 @@ def main(words: Sequence[str] | None = None) -> str:
     rows: list[dict[str, Any]] = []
     for part in parts:
         for contender in options.contenders:
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            reserved_before = free_memory()
             try:
                 measured = functions[contender](part == "lora")
             except Exception as error:  # the others are still worth measuring
                 print(f"{contender}, {part}: {type(error).__name__}: {error}", flush=True)
                 continue
             row = {"contender": contender, "part": part, "tokens_per_second": tokens / measured["seconds"], **measured}
+            row["reserved_before_gb"] = reserved_before
             rows.append(row)
             print(json.dumps(row), flush=True)
             document = {"about": about, "tokens_per_round": tokens, "rows": rows}

@@ -177,3 +177,12 @@ def write_figure(figure: Any, path: Path, dpi: int = 200) -> None:
         figure.savefig(content, format=suffix, dpi=dpi)
         write_atomically(path.with_suffix(f".{suffix}"), content.getvalue())
         print(path.with_suffix(f".{suffix}"))
+
+
+def replace_section(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace the text between the marker lines ``begin`` and ``end`` of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise fedflat.UserError(f"{page} has no place for the results; expected the lines {begin} and {end}")
+    write_atomically(page, f"{before}{begin}\n{text}\n{end}{after}")

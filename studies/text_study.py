@@ -12,8 +12,10 @@ for each algorithm and setting on held-out training examples; runs with three se
 
 The script repeatedly starts the first missing run that fits into the remaining time: first the runs that choose
 learning rates, then one seed after another. Each finished run is a line in OUT/runs.jsonl, so the same command
-continues an interrupted study. With --jobs, several processes share the GPU. OUT has the table (summary.md) and the
-figures.
+continues an interrupted study. With --jobs, several processes share the GPU. OUT has the tables (summary.md) and the
+figures. The published runs are in studies/results/text_study.jsonl; this command writes them to the documentation:
+
+    python studies/text_study.py --page docs/text-results.md
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
-from study import curvature, plain
+from study import curvature, plain, replace_section, write_figure
 from text_problems import FULL, SMALL, Scale, network, part_of
-from text_study_figure import draw, summary
+from text_study_figure import figures, summary
 from torch import Tensor
 
 import fedflat
@@ -55,6 +57,9 @@ RHO = 0.05
 FIRST_GUESS = 10.0
 """Seconds of a run on an H200, before any run has finished."""
 RUNS = "runs.jsonl"
+PUBLISHED = Path(__file__).parent / "results" / "text_study.jsonl"
+BEGIN, END = "<!-- text: made by studies/text_study.py -->", "<!-- text: end -->"
+"""Lines of a page that enclose the tables and figures."""
 
 
 @dataclass(frozen=True)
@@ -274,11 +279,13 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--only", nargs="+", default=[""], metavar="TEXT", help="restrict the queue to names that contain this")
     add("--list", action="store_true", help="print the missing runs in order, with estimated seconds, and exit")
     add("--draw-only", action="store_true", help="write the summary and the figures of the finished runs, and exit")
+    add("--page", type=Path, help="write the tables and figures of the published runs to this page, and exit")
     add("--small", action="store_true", help="tiny models and few rounds; without --data-dir on synthetic texts")
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
     add("--until", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
-    if options.data_dir is None and not (options.small or options.draw_only or options.list):
+    needs_data = not (options.small or options.draw_only or options.list or options.page)
+    if options.data_dir is None and needs_data:
         parser.error("--data-dir is missing; give the directory of both datasets, or --small")
     return options
 
@@ -290,14 +297,22 @@ def work_in_processes(study: TextStudy, words: Sequence[str], jobs: int) -> None
         process.wait()
 
 
-def write_summary(runs: Mapping[str, Mapping[str, Any]], out: Path) -> str:
-    """Write the table and the figures of the finished runs; returns the table."""
-    final = [run for run in runs.values() if not run["tuning"]]
-    if not final:
-        return "No run has finished yet."
-    text = summary(final)
+def write_summary(runs: Sequence[Mapping[str, Any]], out: Path) -> str:
+    """Write the tables and the figures of the finished runs; returns the tables."""
+    text = summary(runs)
     write_atomically(out / "summary.md", text)
-    draw(final, out)
+    for name, figure in figures(runs).items():
+        write_figure(figure, out / name)
+    return text
+
+
+def write_page(page: Path) -> str:
+    """Write the tables and figures of the published runs to a page and its folder ``images``; returns the tables."""
+    runs = [run for run in read_log(PUBLISHED, {"name": str}) if run is not None]
+    text = summary(runs)
+    replace_section(page, BEGIN, END, text)
+    for name, figure in figures(runs).items():
+        figure.savefig(page.parent / "images" / f"{name}.png", dpi=110)
     return text
 
 
@@ -305,6 +320,8 @@ def main(words: Sequence[str] | None = None) -> str:
     """Run what is missing and fits; returns the summary."""
     words = sys.argv[1:] if words is None else words
     options = parse_arguments(words)
+    if options.page:
+        return write_page(options.page)
     study = TextStudy(options)
     if options.list:
         missing = study.missing()
@@ -318,7 +335,7 @@ def main(words: Sequence[str] | None = None) -> str:
             work_in_processes(study, words, options.jobs)
         else:
             study.work()
-    return "" if options.until else write_summary(study.finished(), options.out)
+    return "" if options.until else write_summary(list(study.finished().values()), options.out)
 
 
 if __name__ == "__main__":

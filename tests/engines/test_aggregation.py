@@ -10,7 +10,7 @@ import torch
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Aggregation, uniform_weights
+from fedflat.engines.round.contract import Aggregation, sum_in_parts, uniform_weights, weighted_sum
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
@@ -50,6 +50,14 @@ def test_median_and_trimmed_mean_act_on_coordinates() -> None:
         assert torch.equal(robust.combine(ROWS, even), robust.combine(ROWS, torch.tensor(four) / 10)), (
             "all clients have equal weight"
         )
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 0), (3,)])
+@pytest.mark.parametrize("part", [1, 6, 100])
+def test_a_gpu_sums_large_rows_in_parts(shape: tuple[int, ...], part: int) -> None:
+    rows, weights = torch.randn(shape), [0.5, 0.3, 0.2]
+    torch.testing.assert_close(sum_in_parts(rows, weights, part), weighted_sum(rows, weights))
+    torch.testing.assert_close(sum_in_parts(rows, torch.tensor(weights), part), weighted_sum(rows, weights))
 
 
 def test_clipping_shortens_only_rows_above_the_median_norm() -> None:

@@ -43,6 +43,8 @@ Centre = Literal["mean", "median", "trimmed", "clipped"]
 """How a cohort's rows are combined into one; all but ``mean`` are robust to a few arbitrary rows."""
 BLOCK = 8
 """Clients per partial sum. It is fixed, so results do not depend on the number of workers."""
+PART = 2**26
+"""Elements of a cohort's rows that a GPU scales at a time."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,18 @@ def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     On a CPU, the rows of each block of ``BLOCK`` rows are added in order, then the sums of the blocks. The result is
     therefore bit-identical if Ray workers each sum some of the blocks. On a GPU, torch chooses the order.
     """
-    weighted = _scale_rows(rows, weights)
     if rows.is_cuda:
-        return weighted.sum(0)
-    return sum_of_blocks([sum_of_rows(block) for block in torch.split(weighted, BLOCK)])
+        return sum_in_parts(rows, weights)
+    return sum_of_blocks([sum_of_rows(block) for block in torch.split(_scale_rows(rows, weights), BLOCK)])
+
+
+def sum_in_parts(rows: Tensor, weights: Sequence[float] | Tensor, part: int = PART) -> Tensor:
+    """The weighted sum of rows for ``part`` elements at a time, since a scaled copy of all rows may not fit."""
+    scale = weights if isinstance(weights, Tensor) else _tensor_like(weights, rows)
+    if rows.ndim == 1:
+        return (rows * scale).sum(0)
+    columns = torch.split(rows, max(part // len(rows), 1), dim=1)
+    return torch.cat([_scale_rows(some, scale).sum(0) for some in columns])
 
 
 def block_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
