@@ -97,7 +97,9 @@ def _paragraph(text: str, thing: Any) -> str:
     if text.startswith(">>>"):
         return f"```pycon\n{text}\n```"
     if text.startswith(EXAMPLE):
-        return f"{EXAMPLE}\n\n```pycon\n{inspect.cleandoc(text.removeprefix(EXAMPLE))}\n```"
+        code = inspect.cleandoc(text.removeprefix(EXAMPLE))
+        language = "pycon" if code.startswith(">>>") else "py"
+        return f"{EXAMPLE}\n\n```{language}\n{code.strip('`')}\n```"
     if text.startswith("    "):
         return f"```equations\n{inspect.cleandoc(text)}\n```"
     heading, text = _section(text), text.replace("``", "`")

@@ -271,7 +271,8 @@ def _load(path: Path) -> None:
     if str(path) in _loaded:
         return
     if not path.is_file():
-        raise UserError(f"the plugin {path} does not exist; expected the path of a Python file, such as mine.py")
+        hint = f"did you mean {path}.py?" if Path(f"{path}.py").is_file() else "expected the path of a Python file"
+        raise UserError(f"the plugin {path} does not exist; {hint}")
     if path.suffix != ".py" or "." in name:
         raise UserError(f"the plugin {path} is not a Python module; expected a file such as mine.py")
     if name in sys.modules or name in sys.stdlib_module_names:

@@ -185,7 +185,8 @@ def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: b
 def unknown_parameter(name: str, value: str, known: Iterable[str], owner: str, see: str = "") -> UserError:
     """The error for an unknown parameter of a component, e.g. of an algorithm.
 
-    If ``name`` is a setting of the run instead, such as ``lr``, the message shows how to set it.
+    If ``name`` is a setting of the run instead, such as ``lr``, the message shows how to set it. If other frameworks
+    give a setting this name, the message also lists the parameters.
 
     Args:
         name: the unknown name.
@@ -196,13 +197,16 @@ def unknown_parameter(name: str, value: str, known: Iterable[str], owner: str, s
 
     >>> str(unknown_parameter("lr", "0.1", ["server_lr"], "fedavg"))
     "fedavg has no parameter 'lr'; it is a setting: use --lr 0.1 (Python: lr=0.1, YAML: 'lr: 0.1')"
+    >>> str(unknown_parameter("gamma", "1", ["mu", "server_lr"], "fedprox")).partition(": use")[0]
+    "fedprox has no parameter 'gamma' (its parameters: mu, server_lr); lr_decay is a setting"
     """
     setting = name if name in SHORT_NAMES else suggest_setting(name)
     if setting not in NUMERIC_SETTINGS:
         return one_of("parameter", name, known, see, owner)
+    hint = "; it" if name == setting else f" (its parameters: {', '.join(sorted(known)) or 'none'}); {setting}"
     flag = f"--{setting.replace('_', '-')} {value}"
     return UserError(
-        f"{owner} has no parameter '{name}'; it is a setting: "
+        f"{owner} has no parameter '{name}'{hint} is a setting: "
         f"use {flag} (Python: {setting}={value}, YAML: '{setting}: {value}')"
     )
 

@@ -66,13 +66,15 @@ def parse(text: str) -> tuple[Call, ...]:
             return tuple(calls)
         if text[position] != "+":
             problem = f"cannot read '{text}' at '{text[position:]}'; expected + and another part, or the end"
-            raise UserError(problem + _suggest_parentheses(text, match))
+            raise UserError(problem + _suggest_correction(text, match))
         position += 1
 
 
-def _suggest_parentheses(text: str, match: re.Match[str]) -> str:
-    """Return the correct form of a number after a name, as in ``dirichlet 0.1`` or ``lr=0.1``; else nothing."""
+def _suggest_correction(text: str, match: re.Match[str]) -> str:
+    """Return the correct form of a list, or of a number after a name, as in ``dirichlet 0.1``; else nothing."""
     name, inside = match.groups()
+    if text[match.end()] == ",":
+        return "; separate several algorithms by spaces (Python: pass a list)"
     number = _BARE_NUMBER.fullmatch(text, match.end())
     if number is None or inside is not None:
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ def test_json_without_self_test() -> None:
     found = json.loads(result.output)
     assert set(found) == {"environment", "data", "extras", "self-test"}
     assert found["self-test"] == []
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {*found["extras"], "dev"} == set(project["optional-dependencies"])
     assert {"python", "torch", "GPUs"} <= set(found["environment"])
 
 

@@ -40,6 +40,7 @@ def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_reg
     for command in ([*ruff, "check", *rules, "."], [*ruff, "format", "--isolated", "--check", "."]):
         checked = subprocess.run(command, capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout
+    assert "my_model.py?" in fedflat("algorithms", "--plugin", "my_model").stderr
     for kind in USES:
         load_plugins([f"my_{kind}.py"])
         runpy.run_path(f"test_my_{kind}.py")["test_properties"]()

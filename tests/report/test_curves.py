@@ -74,6 +74,16 @@ def test_bands_appear_only_where_their_line_is_visible() -> None:
     assert legend is not None and legend.get_texts()[0].get_text().endswith(" 1.500")
 
 
+def test_the_legend_of_short_curves_does_not_cover_them() -> None:
+    points = [{"round": r, "test": {"server": {"accuracy": a}}} for r, a in enumerate([0.1, 0.5, 0.6, 0.7, 0.58, 0.8])]
+    figure = curves([("fedavg", [points], "server")], "accuracy")
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert not legend.get_window_extent().count_contains(axes.transData.transform(axes.lines[0].get_xydata()))
+
+
 def test_targets_are_marked_inside_the_axis() -> None:
     figure = drawn([0.80, 0.81])
     limits, lines = figure.axes[0].get_ylim(), len(figure.axes[0].lines)

@@ -40,7 +40,7 @@ def compare(
     settings: dict[str, Any],  # values of the flags that with_settings adds, such as --rounds
     algorithms: list[str] = typer.Argument(
         help="algorithms to compare, e.g. fedavg fedsam fedmoswa+wima",
-        metavar="ALGORITHM",
+        metavar="ALGORITHM...",
         autocompletion=complete_algorithm,
     ),
     seeds: str = SEEDS,

@@ -25,6 +25,7 @@ EXTRAS = {
     "track": ("tensorboard", "mlflow", "wandb"),
     "sweep": ("optuna",),
     "hub": ("flwr-datasets", "pyarrow"),
+    "text": ("transformers", "datasets", "peft"),
     "onnx": ("onnx", "onnxscript"),
 }
 """Packages of each extra."""

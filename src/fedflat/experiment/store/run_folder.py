@@ -130,7 +130,8 @@ class RunFolder:
             is_free = not self.path.exists()
         if self.exists:
             raise UserError(
-                f"{self.path} already contains a run; continue it ({self.resume_command}) or choose another --out"
+                f"{self.path} already contains a run; continue it ({self.resume_command}), choose another --out "
+                "or remove the folder"
             )
         if not is_free:
             raise UserError(f"{self.path} exists and is not a run; choose another --out")

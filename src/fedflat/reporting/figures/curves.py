@@ -35,6 +35,8 @@ AXES = {
 HIDDEN_FRACTION = 0.15
 """Fraction of lines that may lie outside the visible range if there are more lines than colours."""
 TARGET_COLOUR = "#7d8a97"
+SHORT_CURVE = 10
+"""Maximum number of points of a curve that may cross every corner of the axes."""
 LEGEND_ROWS = 40
 """Maximum number of lines in one column of the legend."""
 
@@ -94,7 +96,9 @@ def curves(
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
     else:
-        axes.legend(fontsize=9, loc="lower right" if is_share(metric) else "upper right", **options)
+        corner = "lower right" if is_share(metric) else "upper right"  # where long curves leave space
+        is_short = all(len(x) <= SHORT_CURVE for _, x, _, _ in bands)
+        axes.legend(fontsize=9, loc="best" if is_short else corner, **options)
     return figure
 
 
