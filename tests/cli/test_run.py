@@ -136,6 +136,22 @@ def test_an_unfinished_run_is_shown_with_the_resume_command(fedflat, small):
     assert "no checkpoint yet; starting from round 0" in fedflat("resume", folder).stderr
 
 
+def test_a_run_with_a_custom_task_is_resumed_and_evaluated_in_python(fedflat):
+    class Doubled(library.Classification):
+        def loss(self, output, target):
+            return 2 * super().loss(output, target)
+
+    more = {"rounds": 2, "local_steps": 1, "clients_per_round": 2, "workers": 1, "stop__seconds": 1e-6}
+    assert library.run("fedavg", task=Doubled(), out="mine", **more).status == "paused"
+    for command in ("show", "resume"):
+        result = fedflat(command, "mine")
+        assert "fedflat.resume('mine', task=...)" in " ".join((result.stdout + result.stderr).split())
+    assert result.exit_code == 2
+    assert library.resume("mine", task=Doubled()).status == "finished"
+    evaluated = fedflat("evaluate", "mine", "--on", "test")
+    assert evaluated.exit_code == 0 and "custom task, " in evaluated.stderr
+
+
 def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):
     result = fedflat("run", "fedavg", *small, "--lr", "1e20", "--quiet")
     assert result.exit_code == 0

@@ -49,6 +49,13 @@ def test_without_a_test_folder_every_fifth_is_tested_on(own: Path) -> None:
     assert torch.equal(dataset.test.inputs, with_test.train.inputs[[4, 10]]), "the fifth cat and the fifth dog"
 
 
+def test_domains_are_not_silently_used_as_classes(own: Path) -> None:
+    with pytest.warns(UserWarning, match=r"2 classes .* has the subfolders cat, dog; .* use domains\(path="):
+        (own / "mine").rename(own / "sites")
+        (own / "sites/train").rename(own / "sites/Bergen")
+        assert load(f"images(path={own / 'sites'},size=8)", own).classes == ("Bergen", "test")
+
+
 def test_a_damaged_entry_says_what_to_delete(own: Path, left_in_cache: Callable[[Path], list[str]]) -> None:
     load(f"images(path={own / 'mine'})", own)
     kept = own / "decoded" / left_in_cache(own)[0]

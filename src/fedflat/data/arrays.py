@@ -310,7 +310,8 @@ def _infer_kind(name: str, inputs: torch.Tensor) -> Kind:
     if inputs.ndim == 4:
         if inputs.shape[1] not in IMAGE_CHANNELS and inputs.shape[3] in IMAGE_CHANNELS:
             raise UserError(
-                f"the images of {name} have shape {tuple(inputs.shape[1:])}; expected channels first, [n, C, H, W]"
+                f"the images of {name} have shape {tuple(inputs.shape[1:])}; expected channels first, "
+                "[n, C, H, W]: inputs.transpose(0, 3, 1, 2)"
             )
         return "image"
     if inputs.dtype == torch.uint8:

@@ -57,14 +57,28 @@ def dataset_source(text: str) -> DatasetSource:
     >>> dataset_source("pacs(size=32)").options.size
     32
     """
-    call = parse_one(spell_dataset(text))
-    if call.name not in DATASETS and Path(text).is_dir():
+    spelling = spell_dataset(text)
+    if spelling.partition("(")[0] not in DATASETS and _exists(text):
+        if not Path(text).is_dir():
+            suffixes = ", ".join(array_files.SUFFIXES + text_files.SUFFIXES)
+            raise UserError(
+                f"{text} has an unknown format; expected {suffixes}, or images(path=...) for a zip file of images"
+            )
         raise UserError(
             f"{text} is a folder; use images(path={text}) for images, arrays(path={text}) for .npy files, or "
             f"text(path={text}) for texts"
         )
+    call = parse_one(spelling)
     source = DATASETS.find(call.name)
     return dataclasses.replace(source, options=revise(source.options, call.values, source.name))
+
+
+def _exists(text: str) -> bool:
+    """Whether a text is the path of a file or folder; False also for texts that cannot be a path."""
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def spell_dataset(text: str) -> str:

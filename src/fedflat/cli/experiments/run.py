@@ -25,6 +25,7 @@ from fedflat.cli.shared.flags import (
 )
 from fedflat.cli.shared.one_run import CURVE, draw_curve, print_run, run_document
 from fedflat.cli.shared.screen import fetch_if_missing, print_json, print_precision, show_loading
+from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.reporting.forecast import ForecastCallback
 from fedflat.reporting.progress import progress
@@ -92,11 +93,15 @@ def resume(
     """
     show_loading(quiet or as_json)
     from fedflat.api import make_config
+    from fedflat.experiment.analysis.reopen import resume_command
     from fedflat.experiment.store.run_folder import RunFolder, load_record
     from fedflat.reporting.result import Result
 
     run_folder = RunFolder(folder)
     if not run_folder.is_over:
+        command = resume_command(run_folder)
+        if command != run_folder.resume_command:
+            raise UserError(f"the run in {folder} used Python objects; continue it with {command}")
         config = run_folder.config()
         run_folder.load_plugins()
         _train(make_config(config, settings), folder, as_json, quiet, track, resume=True)

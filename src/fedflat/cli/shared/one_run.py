@@ -215,7 +215,9 @@ def _describe_status(record: Record, rounds: int | None) -> Text:
     else:
         details = f" after {rounds} of {total} rounds"
     if status in ("interrupted", "paused") and record.folder is not None:
-        details += f"; {_describe_checkpoint(record.folder)}; continue with {record.folder.resume_command}"
+        from fedflat.experiment.analysis.reopen import resume_command
+
+        details += f"; {_describe_checkpoint(record.folder)}; continue with {resume_command(record.folder)}"
     return Text.assemble((status, STATUS_STYLE.get(status, "")), details)
 
 

@@ -20,7 +20,7 @@ DEFAULT_GROUP = "group"
 """Column of natural clients that may be absent; a column named by the user may not."""
 SUFFIXES = (".parquet", ".csv")
 MAX_LISTED = 5
-"""Largest number of columns with missing values that an error message describes."""
+"""Largest number of columns with wrong values that an error message describes."""
 
 
 def is_table(path: Path) -> bool:
@@ -84,10 +84,18 @@ def _read_frame(file: Path) -> pandas.DataFrame:
     if file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError(f"reading {file} requires pyarrow; install it with: pip install 'fedflat[hub]'")
     try:
-        return pandas.read_parquet(file) if file.suffix == ".parquet" else pandas.read_csv(file)
+        table = pandas.read_parquet(file) if file.suffix == ".parquet" else pandas.read_csv(file)
     except Exception as error:  # pyarrow has its own exception types
         format_name = "CSV" if file.suffix == ".csv" else "parquet"
         raise UserError(f"{file} is not a valid {format_name} file ({error}); write it again") from error
+    header = str(table.columns[0]) if len(table.columns) == 1 else ""
+    separator = next((character for character in ";\t" if character in header), None)
+    if separator is not None:
+        raise UserError(
+            f"the columns of {file} are separated by {separator!r}; expected commas: read it with "
+            f"pandas.read_csv(..., sep={separator!r}) and write it again with to_csv(..., index=False)"
+        )
+    return table
 
 
 def _drop_columns(table: pandas.DataFrame, file: Path, drop: str) -> pandas.DataFrame:
@@ -125,11 +133,15 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
     if INPUTS in rest:
         inputs = _stack_lists(rest[INPUTS].tolist(), file)
     else:
-        for name in rest.columns.difference(rest.select_dtypes(["number", "bool"]).columns):
-            is_text = pandas.to_numeric(rest[name], errors="coerce").isna()
+        numeric = rest.select_dtypes(["number", "bool"]).columns
+        texts = {
+            str(name): pandas.to_numeric(rest[name], errors="coerce").isna() for name in rest if name not in numeric
+        }
+        if texts:
+            group = next(iter(texts)) if len(texts) == 1 else "NAME"
             raise UserError(
-                f"column '{name}' of {file} does not contain numbers{_shown_rows(is_text)}, so it cannot be an input; "
-                f"name it as the column of clients (group={name}), leave it out (drop={name}), or encode it as numbers"
+                f"{file} has values that are not numbers in {_list_columns(texts)}; name the column of clients "
+                f"(group={group}), leave columns out (drop={'|'.join(texts)}), or encode them as numbers"
             )
         inputs = rest.to_numpy(dtype=np.float32 if (rest.dtypes == np.float32).all() else np.float64, copy=True)
         if not inputs.shape[1]:
@@ -145,23 +157,25 @@ def _reject_missing_values(table: pandas.DataFrame, file: Path, needed: tuple[st
 
     ``needed`` are the columns of targets and clients, which cannot be left out.
     """
-    missing = {name: table[name].isna() | table[name].isin([np.inf, -np.inf]) for name in table}
-    rows = {str(name): _shown_rows(is_missing) for name, is_missing in missing.items() if is_missing.any()}
-    if rows:
-        listed = "; ".join(f"'{name}'{shown}" for name, shown in list(rows.items())[:MAX_LISTED])
-        more = f"; and {len(rows) - MAX_LISTED} more columns" if len(rows) > MAX_LISTED else ""
-        inputs = [name for name in rows if name not in needed]
+    missing = {str(name): table[name].isna() | table[name].isin([np.inf, -np.inf]) for name in table}
+    missing = {name: is_missing for name, is_missing in missing.items() if is_missing.any()}
+    if missing:
+        inputs = [name for name in missing if name not in needed]
         drop = f", or leave columns out (drop={'|'.join(inputs)})" if inputs else ""
         raise UserError(
-            f"{file} has missing or infinite values in {listed}{more} (rows are counted from 1, without the header); "
+            f"{file} has missing or infinite values in {_list_columns(missing)}; "
             f"fill in the values or remove the rows{drop}"
         )
 
 
-def _shown_rows(is_wrong: pandas.Series) -> str:
-    """Return the number of rows with wrong values and the first of them, e.g. `` (3 of 100 rows, first row 7)``."""
-    first = int(is_wrong.to_numpy().argmax()) + 1
-    return f" ({int(is_wrong.sum())} of {len(is_wrong)} rows, first row {first})"
+def _list_columns(wrong: dict[str, pandas.Series]) -> str:
+    """List columns with wrong values, e.g. ``'age' (3 of 100 rows, first row 7)``, given whether each row is wrong."""
+    listed = "; ".join(
+        f"'{name}' ({int(rows.sum())} of {len(rows)} rows, first row {int(rows.to_numpy().argmax()) + 1})"
+        for name, rows in list(wrong.items())[:MAX_LISTED]
+    )
+    more = f"; and {len(wrong) - MAX_LISTED} more columns" if len(wrong) > MAX_LISTED else ""
+    return f"{listed}{more} (rows are counted from 1, without the header)"
 
 
 def _stack_lists(rows: list[Any], file: Path) -> np.ndarray:

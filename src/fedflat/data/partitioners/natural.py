@@ -41,7 +41,8 @@ class Natural(Partitioner):
         if data.groups is None:
             raise UserError(
                 "this dataset has no natural clients; in a table (.csv, .parquet), name the client column with "
-                "group=COLUMN; in an .npz file, store the array train_groups; or choose another partition, e.g. iid"
+                "group=COLUMN; in an .npz file, store the array train_groups; for image files, use "
+                "domains(path=FOLDER) with folders <client>/<class>; or choose another partition, e.g. iid"
             )
         sizes = np.bincount(data.groups, minlength=data.num_groups)
         # Number of clients that each natural client becomes.

@@ -212,9 +212,10 @@ def _read_npz(path: Path, data_dir: Path) -> NamedArrays:
     except UserError:
         raise
     except Exception as error:  # as for .npy files, and those of damaged archives
-        raise UserError(
-            f"{path} is not a complete .npz file of numbers ({error}); write it again with numpy.savez"
-        ) from error
+        remedy = "write it again with numpy.savez"
+        if "Object arrays" in str(error):  # e.g. the strings of a pandas column
+            remedy = f"convert these arrays with .astype(str), or to numbers, and {remedy}"
+        raise UserError(f"{path} is not a complete .npz file of numbers or words ({error}); {remedy}") from error
 
 
 ARRAYS = ArrayFiles("arrays", "your arrays in .npz, .npy, .parquet or .csv files", example="arrays(path=mine.npz)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class ImageFolder(DatasetSource):
             raise UserError(
                 f"{tree.path}/{train} has {len(classes)} folders with images; expected one per class, at least 2"
             )
+        if not train:
+            _warn_of_domains(tree.path, train_files)
         unknown = sorted(set(test_files) - set(classes))
         if unknown:
             raise UserError(
@@ -79,6 +82,19 @@ def _files_by_class(tree: Tree, folder: str) -> dict[str, list[str]]:
         if label not in files:
             raise UserError(f"{tree.path}/{prefix}{label} contains no images; add some, or remove the folder")
     return files
+
+
+def _warn_of_domains(path: Path, files: dict[str, list[str]]) -> None:
+    """Warn if all images (``files`` by class) are in subfolders that every class has: probably <domain>/<class>."""
+    subfolders = [{name.split("/")[1] for name in names} for names in files.values()]
+    shared = sorted(set.intersection(*subfolders))
+    if shared and not any(is_image(name) for names in subfolders for name in names):
+        listed = ", ".join(shared[:3]) + ", ..." * (len(shared) > 3)
+        warnings.warn(
+            f"each of the {len(files)} classes (folders) of {path} has the subfolders {listed}; if these are the "
+            f"classes, and the folders are sites or domains, use domains(path={path})",
+            stacklevel=3,
+        )
 
 
 IMAGES = ImageFolder(

@@ -23,8 +23,8 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem, is_user_supplied, load_data, name_user_objects
 from fedflat.experiment.setup.weights import TORCH_SUFFIXES, load_tensors
-from fedflat.experiment.store.provenance import normalise_as_in_training
-from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds, snapshot_file
+from fedflat.experiment.store.provenance import normalise_as_in_training, recorded_fingerprints
+from fedflat.experiment.store.run_folder import Record, RunFolder, model_file, saved_rounds, snapshot_file
 
 LISTED_ROUNDS = 8
 """Largest number of saved rounds that an error message lists."""
@@ -146,7 +146,28 @@ def reopen(
         raise UserError(
             f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."
         )
+    custom_task = recorded_fingerprints(record.folder).get("task") if record.folder and task is None else None
+    if record.folder and custom_task:
+        warnings.warn(
+            f"the run in {record.folder.path} used a custom task, {custom_task}; without it, loss and metrics are "
+            f"those of {type(problem.task).__name__}; pass it again in Python: task=...",
+            stacklevel=3,
+        )
     return problem, partition
+
+
+def resume_command(folder: RunFolder) -> str:
+    """The command that continues a run, in Python if the run needs user-supplied objects; for messages."""
+    config = folder.config()
+    needed = {
+        "dataset": is_user_supplied(config.data.dataset),
+        "model": is_user_supplied(config.model),
+        "task": "task" in recorded_fingerprints(folder),
+    }
+    arguments = "".join(f", {name}=..." for name, is_needed in needed.items() if is_needed)
+    if not arguments or folder.has_real_sites:
+        return folder.resume_command
+    return f"fedflat.resume('{folder.path}'{arguments}) in Python"
 
 
 def _missing_object(record: Record, argument: str, name: str, method: str) -> UserError:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, normalise
 from fedflat.engines.problem.token_model import adapt
-from fedflat.errors import UserError, one_of
+from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.models import merge_adapters
 from fedflat.models.peft_adapters import CONFIG_FILE, WEIGHTS_FILE, save_peft_adapter
@@ -46,7 +46,7 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
         return by_extension
     format = next((known for known in FORMATS if known == wanted), None)  # ``wanted``, with the type ``Format``
     if format is None:
-        raise one_of("format", wanted, FORMATS)
+        raise UserError(f"unknown format '{wanted}'; expected torch (a state_dict), safetensors, onnx or peft")
     if by_extension not in (None, format):
         raise UserError(
             f"{path.name} has the extension of {by_extension}, but the format is {format}; change one of them"

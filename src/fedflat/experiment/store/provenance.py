@@ -107,13 +107,17 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
         )
 
 
+def recorded_fingerprints(folder: RunFolder) -> dict[str, str]:
+    """The fingerprints of the data, and of the user-supplied model and task, that a run began with, if known."""
+    try:
+        return dict(folder.partition().get(FINGERPRINTS_KEY, {}))
+    except DamagedFile:
+        return {}
+
+
 def recorded_data(folder: RunFolder) -> str | None:
     """The fingerprint of the data that a run began with; None if it is unknown."""
-    try:
-        recorded: dict[str, str] = folder.partition().get(FINGERPRINTS_KEY, {})
-    except DamagedFile:
-        return None
-    return _data_hash(recorded)
+    return _data_hash(recorded_fingerprints(folder))
 
 
 def normalise_as_in_training(folder: RunFolder, data: Dataset) -> Dataset:
