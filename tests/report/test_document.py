@@ -190,7 +190,7 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
     (named,) = with_display_names({"sections": [section]}, {"fedavg": "Ours"})[0]["sections"]
     assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
-    assert "losses of Ours (0.2) and FedSAM (3) differ by a factor of 15" in notes(named, "warn")
+    assert "range from 0.2 (Ours) to 3 (FedSAM), a factor of 15" in notes(named, "warn")
     assert "Ours has 1,914 parameters, mine has 8,970" in notes(named, "warn")
     assert '<span class="dev"> ± 1.4</span></td>' in report_page(document)
     figures = figures_of(section, "last", {"fedavg": bowl})
@@ -259,7 +259,7 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
     assert spreads["Sharpness"] == [0.0, pytest.approx(0.05), pytest.approx(0.02**0.5), None]
     assert spreads["Norms"] == [pytest.approx(0.02**0.5), 0.0, pytest.approx(0.02**0.5), None, 0.0]
     assert '<td data-v="0.3">0.3000<span class="dev"> ± 0.05</span></td>' in report_page(document)
-    assert "losses of FedAvg (0.6) and FedSAM (1) differ by a factor of 1.67" in notes(section, "warn")
+    assert "range from 0.6 (FedAvg) to 1 (FedSAM), a factor of 1.67" in notes(section, "warn")
     layer = {"weights": 40, "lambda_max": 3.0, "trace": 9.0}
     assert found.pop(("Curvature of single parameters", "FedAvg", "1.weight")) == layer
     similarity = found.pop(("Similarity of clients and server", "FedAvg, seed 1", "run:server"))

@@ -17,8 +17,8 @@ from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness.landscapes.path import barrier
 from fedflat.flatness.sharpness import describe_kind
+from fedflat.reporting.distinct import relative_paths
 from fedflat.reporting.figures.style import algorithm_of
-from fedflat.reporting.page.gather import relative_paths
 
 if TYPE_CHECKING:
     from fedflat.reporting.page.gather import Group
