@@ -136,8 +136,8 @@ class Comparison:
 
         frames = []
         for record in self.records:
-            about = {"algorithm": record.config.algorithm, "seed": record.config.seed}
-            frames.append(pd.json_normalize(record.history).assign(**about))
+            algorithm, seed = record.config.algorithm, record.config.seed
+            frames.append(pd.json_normalize(record.history).assign(algorithm=algorithm, seed=seed))
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:

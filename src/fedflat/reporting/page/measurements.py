@@ -31,6 +31,8 @@ MAX_ROWS = 200
 """Maximum number of rows of a table; further rows are left out."""
 
 Values = dict[str, Any]
+Rises = dict[tuple[str, float], float | None]
+"""Rise of the loss by kind and radius."""
 
 
 def measurement_files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]]:
@@ -207,8 +209,8 @@ def _sharpness(group: Group) -> dict[str, Values]:
     models: dict[str, Values] = {}
     for label, model, path in models_in_files(group, "sharpness.json", models):
         with left_out_if_damaged(path):
-            rises: dict[tuple[str, float], float | None] = {}
-            spreads: dict[tuple[str, float], float | None] = {}
+            rises: Rises = {}
+            spreads: Rises = {}
             for subsets in model["sharpness"]:
                 first = subsets[0]
                 groups = f", m = {first['m']}" if first.get("m") else ""
@@ -220,8 +222,8 @@ def _sharpness(group: Group) -> dict[str, Values]:
             losses = [subset["loss"] for subset in model["sharpness"][0]]
             about = {"described": model["described"], "on": model["on"], "parameters": model.get("parameters")}
             about |= {"loss": mean_of_numbers(losses), "loss_spread": spread_over_subsets(losses)}
-            values = {"loss": about["loss"]} | {f"{kind}, rho {rho:g}": rise for (kind, rho), rise in rises.items()}
-            about["measured"] = model["measured"](model["sharpness"][0][0].get("examples"), values)
+            means = {"loss": about["loss"]} | {f"{kind}, rho {rho:g}": rise for (kind, rho), rise in rises.items()}
+            about["measured"] = model["measured"](model["sharpness"][0][0].get("examples"), means)
             models[label] = {**about, "rises": rises, "spreads": spreads}
     return models
 
@@ -247,13 +249,13 @@ def _rises(group: Group, models: dict[str, Values]) -> dict[str, list[Values]]:
 
     A line with several seeds has the mean, and the standard deviation ``std``, at the radii that all seeds share.
     """
-    by_origin: dict[Origin | str, dict[int, tuple[str, Values]]] = {}  # models by seed; outside of rows, each is alone
+    by_origin: dict[Origin | str, dict[int, tuple[str, Rises]]] = {}  # models by seed; outside of rows, each is alone
     for label, model in models.items():
         origin, seed = (model["measured"].origin, model["measured"].seed) if model["measured"] else (label, 0)
         by_origin.setdefault(origin, {}).setdefault(seed, (label, model["rises"]))
     averaged = [origin for origin, by_seed in by_origin.items() if isinstance(origin, Origin) and len(by_seed) > 1]
     rows = [origin.row for origin in averaged]
-    plotted: dict[str, tuple[str, list[Values]]] = {}  # by label of the line: label of its style, rises of each seed
+    plotted: dict[str, tuple[str, list[Rises]]] = {}  # by label of the line: label of its style, rises of each seed
     for origin, by_seed in by_origin.items():
         label = style = next(iter(by_seed.values()))[0]
         if isinstance(origin, Origin) and origin in averaged:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Values = dict[str, Any]
 MINOR = ("lambda_max / lambda_5", "lambda_min")
 """Values in the last columns, because a LaTeX table has room for few."""
+Column = tuple[str, int | None]
+"""A column of the table: a value, and the number of examples that it was measured on."""
 
 
 class Origin(NamedTuple):
@@ -82,14 +84,14 @@ def seed_means(measured: Iterable[Measured]) -> tuple[list[str], list[Values]]:
         The names of the columns, and the rows: label, description, numbers (of seeds, then the means) and spreads
         (standard deviations over seeds).
     """
-    counts: Counter[tuple[str, int | None]] = Counter()  # measurements per column: a value and its number of examples
-    by_row: dict[tuple[str, str], dict[tuple[str, int | None], dict[int, float]]] = {}
-    for (row, described, examples), seed, values in measured:
+    counts: Counter[Column] = Counter()  # measurements of each column
+    by_row: dict[tuple[str, str], dict[Column, dict[int, float]]] = {}
+    for (label, described, examples), seed, values in measured:
         for name, value in values.items():
             if value is not None:
                 counts[name, examples] += 1
-                cells = by_row.setdefault((row, described), {}).setdefault((name, examples), {})
-                cells.setdefault(seed, value)
+                by_seed = by_row.setdefault((label, described), {}).setdefault((name, examples), {})
+                by_seed.setdefault(seed, value)
     columns = sorted(counts, key=lambda column: (column[0] in MINOR, -counts[column]))
     names = [name for name, _ in columns]
     heads = [
@@ -97,12 +99,10 @@ def seed_means(measured: Iterable[Measured]) -> tuple[list[str], list[Values]]:
     ]
     rows = []
     for (label, described), cells in by_row.items():
-        seeds = {seed for by_seed in cells.values() for seed in by_seed}
-        numbers: list[float | None] = [len(seeds)]
-        spreads: list[float | None] = [None]
-        for column in columns:
-            values_of_seeds = list(cells.get(column, {}).values())
-            numbers.append(fmean(values_of_seeds) if values_of_seeds else None)
-            spreads.append(stdev(values_of_seeds) if len(values_of_seeds) > 1 else None)
-        rows.append({"label": label, "described": described, "numbers": numbers, "spreads": spreads})
+        values_of_seeds = [list(cells.get(column, {}).values()) for column in columns]
+        numbers = [fmean(each) if each else None for each in values_of_seeds]
+        spreads = [stdev(each) if len(each) > 1 else None for each in values_of_seeds]
+        seeds = len({seed for by_seed in cells.values() for seed in by_seed})
+        row = {"label": label, "described": described, "numbers": [seeds, *numbers], "spreads": [None, *spreads]}
+        rows.append(row)
     return heads, rows
