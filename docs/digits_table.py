@@ -16,7 +16,7 @@ from making.curve import LEARNING_RATES
 
 import fedflat
 from fedflat.algorithms.named import NAMED
-from fedflat.reporting.result import Comparison
+from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import SeedStatistics, seed_statistics, series
 

@@ -38,8 +38,8 @@ PAGES = {
         "This page describes the objects that `run`, `compare`, `sweep`, `resume` and `load` return.",
         (
             "fedflat.reporting.result:Result",
-            "fedflat.reporting.result:Comparison",
-            "fedflat.reporting.result:Row",
+            "fedflat.reporting.comparison:Comparison",
+            "fedflat.reporting.row:Row",
             "fedflat.reporting.tables.summary:Summary",
             "fedflat.experiment.store.run_folder:Record",
             "fedflat.experiment.analysis.evaluation:Evaluation",

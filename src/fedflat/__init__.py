@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fedflat.errors import UserError
     from fedflat.experiment.callback import Callback, RemoteCallback
     from fedflat.experiment.rounds import Round
-    from fedflat.reporting.result import Comparison, Result
+    from fedflat.reporting.comparison import Comparison
+    from fedflat.reporting.result import Result
 
 # Names by module; a module is imported when one of its names is first used, so that importing fedflat stays fast.
 _NAMES = {
@@ -33,7 +34,8 @@ _NAMES = {
     "fedflat.errors": ("UserError",),
     "fedflat.experiment.callback": ("Callback", "RemoteCallback"),
     "fedflat.experiment.rounds": ("Round",),
-    "fedflat.reporting.result": ("Comparison", "Result"),
+    "fedflat.reporting.comparison": ("Comparison",),
+    "fedflat.reporting.result": ("Result",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [

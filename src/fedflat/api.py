@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedflat.data import Dataset, from_clients
 from fedflat.data.arrays import Pair
 from fedflat.engines.problem.task import CustomLoss, Task
-from fedflat.errors import SomeFailed, UserError, one_of
+from fedflat.errors import UserError, error_of_runs, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
@@ -23,9 +23,10 @@ from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.progress import progress as progress_display
-from fedflat.reporting.result import Comparison, Result
-from fedflat.setting_names import EXECUTION_SETTINGS
+from fedflat.reporting.result import Result
+from fedflat.setting_names import RESUME_SETTINGS
 
 
 def run(
@@ -253,7 +254,7 @@ def sweep(
         All runs, in the order of the sweep.
 
     Raises:
-        SomeFailed: at least one run failed; the others have been completed.
+        SomeFailed: at least one run failed; the others have been completed. If all failed alike: their error.
 
     Example:
         ``fedflat.sweep({"base": {"rounds": 50}, "grid": {"lr": [0.01, 0.1], "seed": [0, 1]}}, out="runs/lr")``
@@ -274,10 +275,9 @@ def sweep(
         for result in run_sweep(plan, (display, *as_callbacks(callbacks)), jobs):
             results[result.run.name] = result
             display.count_run()
-    failed = [result for result in results.values() if result.error is not None]
+    failed = [(result.run.name, result.error) for result in results.values() if result.error is not None]
     if failed:
-        counts = f"{len(failed)} of {len(results)} runs failed"
-        raise SomeFailed(f"{failed[0].run.name} failed: {failed[0].error} ({counts})")
+        raise error_of_runs(failed, len(results))
     records = [results[run.name].record for run in plan.runs]
     return Comparison(record for record in records if record is not None)
 
@@ -290,7 +290,7 @@ def resume(
     task: Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
-    **where: Any,
+    **changes: Any,
 ) -> Result:
     """Continue an interrupted run from its last checkpoint, with the same result as without the interruption.
 
@@ -301,8 +301,8 @@ def resume(
         task: the task, if the run began with a user-supplied one.
         callbacks: objects that observe the run.
         progress: show a progress bar in terminals and notebooks.
-        **where: settings of where to run, which may change: ``workers``, ``engine``, ``device``, ``ray_address`` and
-            ``data_dir``.
+        **changes: settings that may change: ``workers``, ``engine``, ``device``, ``ray_address``, ``data_dir`` and
+            ``save_every`` (models from now on).
 
     Returns:
         The complete run.
@@ -310,15 +310,15 @@ def resume(
     Example:
         ``fedflat.resume("runs/first", workers=4)``
     """
-    for name in where:
-        if name not in EXECUTION_SETTINGS:
-            raise one_of("setting that may change in a resumed run", name, EXECUTION_SETTINGS)
+    for name in changes:
+        if name not in RESUME_SETTINGS:
+            raise one_of("setting that may change in a resumed run", name, RESUME_SETTINGS)
     check_user_objects(dataset, model, task)
     run_folder = RunFolder(path := as_path("folder", folder))
     if run_folder.is_over:
         return load(path)
     run_folder.load_plugins()
-    config = make_config(run_folder.config(), where)
+    config = make_config(run_folder.config(), changes)
     with progress_display(silent=not progress, lines_when_piped=False) as display:
         observers = (display, *as_callbacks(callbacks))
         run = Run(config, path, data=dataset, model=model, task=task, callbacks=observers, resume=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -54,3 +54,17 @@ def similar_file(path: Path) -> str:
 
 class SomeFailed(UserError):
     """Runs of a comparison or sweep failed; the others have been completed."""
+
+
+def error_of_runs(failures: Sequence[tuple[object, UserError]], runs: int) -> UserError:
+    """The error to raise after runs have failed: their own if all runs failed alike, otherwise ``SomeFailed``.
+
+    Args:
+        failures: name and error of each failed run.
+        runs: number of all runs.
+    """
+    name, first = failures[0]
+    if len(failures) == runs and len({str(error) for _, error in failures}) == 1 and not isinstance(first, SomeFailed):
+        return first
+    more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+    return SomeFailed(f"{name} failed: {first}{more}")

@@ -40,8 +40,8 @@ SHORT_NAMES = {
 MAX_COUNT = 10**9
 """Largest integer that a setting or an option accepts, except seeds."""
 MAX_SEED = 2**63 - 1
-EXECUTION_SETTINGS = ("data_dir", "engine", "workers", "ray_address", "device")
-"""Short names of the settings that say where a run executes; they may change when it is resumed."""
+RESUME_SETTINGS = ("data_dir", "engine", "workers", "ray_address", "device", "save_every")
+"""Short names of the settings that may change when a run is resumed: where it executes, and which models it saves."""
 NUMERIC_SETTINGS = ("lr", "lr_decay", "weight_decay", "batch_size", "local_epochs", "local_steps", "rounds")
 """Short names of the settings that are often mistaken for parameters of an algorithm."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedflat.averaging import AVERAGES
 from fedflat.cli.experiments.compare import read_seeds
@@ -16,7 +17,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.files import locked
 from fedflat.experiment.store.run_folder import Record
-from fedflat.reporting.result import Comparison
+from fedflat.reporting.comparison import Comparison
 
 COSTS = {"backward_passes": 1, "samples": 1, "bytes_down": 1, "bytes_up": 1}
 
@@ -66,6 +67,21 @@ def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
         assert fedflat("compare", *algorithms, *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
         rows = json.loads(fedflat("show", compared, "--json").stdout)["rows"]
         assert [row["label"] for row in rows] == algorithms  # in the order of the last comparison
+
+
+def test_the_figure_in_the_folder_shows_all_its_finished_runs(fedflat, compared, small, monkeypatch):
+    plotted = []
+    monkeypatch.setattr(Comparison, "plot", lambda self, over: plotted.append(self.records) or Figure())
+    monkeypatch.setattr("fedflat.reporting.figures.curves.mark_targets", lambda *_: None)
+    shutil.copytree(compared, "c")
+    config, status = Path("c/fedsam/seed-0/config.yaml"), Path("c/fedsam/seed-1/status.json")
+    for flags in ((), ("--figure", "here.png"), ()):
+        command = ("compare", "fedavg", *small, "--seeds", "2", "--quiet", "--out", "c", *flags)
+        assert fedflat(*command).exit_code == 0
+        config.write_text(config.read_text().replace("batch_size: 10", "batch_size: 11"))  # another experiment
+        status.write_text(status.read_text().replace("finished", "paused"))
+    algorithms = [[record.config.algorithm for record in records] for records in plotted]
+    assert algorithms == [["fedavg", "fedavg", "fedsam", "fedsam"], ["fedavg", "fedavg"], ["fedavg", "fedavg"]]
 
 
 def test_other_settings_in_the_same_folder_are_refused(fedflat, compared, small):
@@ -131,6 +147,7 @@ def test_show_skips_unreadable_runs(fedflat, compared):
     result = fedflat("show", "all")
     assert result.exit_code == 0 and "fedavg" in result.stdout
     assert "all/broken" in result.stderr and "format 99" in result.stderr
+    assert [run["folder"] for run in json.loads(fedflat("show", "all", "--json").stdout)["left_out"]] == ["all/broken"]
 
 
 @pytest.mark.parametrize("digest", [None, "0" * 12])
@@ -147,6 +164,8 @@ def test_show_counts_a_seed_once(fedflat, compared, digest):
         assert row["seeds"] == row["last"]["count"] == row["last_metrics"]["accuracy"]["count"] == 1
     assert [run["folder"] for run in document["runs"]] == ["all/first", "all/other-engine"]
     assert "left out: all/repeated repeats all/first: the same settings and seed" in result.stderr
+    assert [run["folder"] for run in document["left_out"]] == ["all/repeated"]
+    assert document["left_out"][0]["why"] in result.stderr
     assert ("their data differ" in result.stderr) == bool(digest)
 
 

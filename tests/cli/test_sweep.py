@@ -120,6 +120,12 @@ def test_a_run_that_fails_is_named_after_the_table(fedflat):
     assert "model-bisenetv2--seed-0" in result.stderr and "(and 1 more)" in result.stderr
 
 
+def test_a_mistake_that_fails_every_run_is_an_invalid_request(fedflat):
+    Path("mine.yaml").write_text(SWEEP.replace("mlp(hidden=8)", "bisenetv2"))
+    result = fedflat("sweep", "mine.yaml", "--quiet")
+    assert result.exit_code == 2 and "more)" not in result.stderr
+
+
 def test_branch(fedflat, swept):
     origin = swept[1] / "fedavg--seed-0"
     result = fedflat("branch", f"{origin}@2", "fedavg", "fedsam", "--rounds", "4", "--out", "out", "--json")

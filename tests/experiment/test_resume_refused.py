@@ -19,7 +19,7 @@ from fedflat.experiment.analysis.post_hoc import post_hoc
 from fedflat.experiment.analysis.run_model import open_model, replay_after
 from fedflat.experiment.campaign.branch import branch_point, branchable_rounds
 from fedflat.experiment.store.checkpoint import CHECKPOINT, PREVIOUS
-from fedflat.experiment.store.run_folder import RunFolder, load_record
+from fedflat.experiment.store.run_folder import RunFolder, load_record, saved_rounds
 from fedflat.experiment.store.tensor_files import checksum
 
 SETTINGS = {
@@ -136,10 +136,10 @@ def test_a_run_with_lost_or_changed_files_is_refused(run: Path, harm: Harm, told
     assert before.items() <= {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}.items()
 
 
-def test_execution_and_stop_settings_may_change(run: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_execution_stop_and_save_settings_may_change(run: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     changed("target: null", "target: 2.0")(run)
-    fedflat.resume(run, engine="loop", data_dir=tmp_path)
-    assert contents(run) == whole
+    fedflat.resume(run, engine="loop", data_dir=tmp_path, save_every=1)
+    assert contents(run) == whole and saved_rounds(run) == [5, 6]
 
 
 def test_a_run_without_its_checkpoint_starts_from_the_beginning(run: Path, whole: dict[str, bytes]) -> None:

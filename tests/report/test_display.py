@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +35,11 @@ def test_a_result(result: fedflat.Result) -> None:
 def test_a_comparison(tmp_path: Path) -> None:
     comparison = fedflat.compare(["fedsam", "fedavg"], seeds=2, jobs=1, out=tmp_path / "runs", **SMALL)
     assert repr(comparison) == "Comparison(4 runs with 2 seeds: fedsam, fedavg)"
-    assert repr(fedflat.Comparison.load(tmp_path / "runs")) == repr(comparison)  # in the order of the comparison
+    shutil.copytree(tmp_path / "runs" / "fedavg" / "seed-0", tmp_path / "runs" / "copy")
+    with pytest.warns(UserWarning, match="left out: .*copy repeats .*seed-0: the same settings and seed"):
+        loaded = fedflat.Comparison.load(tmp_path / "runs")
+    assert repr(loaded) == repr(comparison)  # in the order of the comparison
+    shutil.rmtree(tmp_path / "runs" / "copy")
     with pytest.raises(fedflat.UserError, match=r"its 4 runs.*fedflat\.Comparison\.load\("):
         fedflat.load(tmp_path / "runs")
     with pytest.raises(fedflat.UserError, match="no runs in"):

@@ -18,8 +18,8 @@ from fedflat.reporting.page.display_names import with_display_names
 from fedflat.reporting.page.document import report_document, require_evaluations
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import report_page
-from fedflat.reporting.tables.files import TextTable, difference_table, result_table, values_csv
-from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table, latex_text
+from fedflat.reporting.tables.files import TextTable, difference_table, flatness_table, result_table, values_csv
+from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, first_columns, latex_table, latex_text
 from fedflat.reporting.tables.summary import MEAN_LABEL
 
 
@@ -190,9 +190,11 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert views["clients"][0]["clients"] == {"7": [None, None, None]}
     (named,) = with_display_names({"sections": [section]}, {"fedavg": "Ours"})[0]["sections"]
     assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
-    assert "losses of Ours (0.2) and FedSAM (3) differ by a factor of 15" in notes(named, "warn")
+    assert "range from 0.2 (Ours) to 3 (FedSAM), a factor of 15" in notes(named, "warn")
     assert "Ours has 1,914 parameters, mine has 8,970" in notes(named, "warn")
-    assert '<span class="dev"> ± 1.4</span></td>' in report_page(document)
+    page = report_page(document)
+    assert '<span class="dev"> ± 1.4</span></td>' in page and ">trace</th>" in page
+    assert ">lambda_min</th>" not in page  # no spectrum has it
     figures = figures_of(section, "last", {"fedavg": bowl})
     assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures
     fedavg, *_ = figures["spectra"].axes[0].lines
@@ -247,7 +249,6 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
         "loss": pytest.approx(0.6),
         "Fisher-Rao norm": 2.0,
         "sigma": pytest.approx(0.2),
-        "magnitude-aware sigma": None,
         "relative flatness": 9.0,
         "accepted rise": 0.1,
         "examples": 20,
@@ -257,9 +258,9 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
     assert found.pop(("Sharpness", "FedSAM", "server model")) == sharpness
     spreads = {table["title"]: table["rows"][0]["spreads"] for table in section["views"]["tables"]}
     assert spreads["Sharpness"] == [0.0, pytest.approx(0.05), pytest.approx(0.02**0.5), None]
-    assert spreads["Norms"] == [pytest.approx(0.02**0.5), 0.0, pytest.approx(0.02**0.5), None, 0.0]
+    assert spreads["Norms"] == [pytest.approx(0.02**0.5), 0.0, pytest.approx(0.02**0.5), 0.0]
     assert '<td data-v="0.3">0.3000<span class="dev"> ± 0.05</span></td>' in report_page(document)
-    assert "losses of FedAvg (0.6) and FedSAM (1) differ by a factor of 1.67" in notes(section, "warn")
+    assert "range from 0.6 (FedAvg) to 1 (FedSAM), a factor of 1.67" in notes(section, "warn")
     layer = {"weights": 40, "lambda_max": 3.0, "trace": 9.0}
     assert found.pop(("Curvature of single parameters", "FedAvg", "1.weight")) == layer
     similarity = found.pop(("Similarity of clients and server", "FedAvg, seed 1", "run:server"))
@@ -272,6 +273,53 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
     assert section["views"]["rises"] == {"sam": [line]}  # asam has a single radius
     (axes,) = figures_of(section, "last")["sharpness"].axes
     assert list(axes.lines[0].get_ydata()) == pytest.approx([0.3, 0.5])
+
+
+def measured_seeds(compared):
+    """Measurements of fedavg and fedsam at three seeds, stored in the folders of fedavg, which have moved since."""
+    for seed in range(3):
+        models = {name: {"model": f"old/{name}/seed-{seed}:server"} for name in ("fedavg", "fedsam")}
+        for number, model in enumerate(models.values(), 1):
+            model["described"] = f"server model, seed {seed}, round 3"
+            rises = {0.05: 0.1 * number + 0.01 * seed, 0.1: 0.2 * number + (0.3 if number == 2 else 3**seed) * seed}
+            model["sharpness"] = [
+                [{"kind": "sam", "rho": rho, "loss": 1.0, "value": value, "steps": 1, "examples": 20}]
+                for rho, value in rises.items()
+            ]
+            model["subsets"] = [{"eigenvalues": [4.0 + seed], "lambda_max": 4.0 + seed, "loss": 1.0, "examples": 20}]
+        models["mine"] = {**models["fedavg"], "model": "mine.pt", "described": "mine"}
+        for name in ("sharpness", "spectrum"):
+            folder = compared / "fedavg" / f"seed-{seed}" / "flatness" / name
+            folder.mkdir(parents=True)
+            (folder / f"{name}.json").write_text(json.dumps({"on": "train", "models": models}))
+
+
+def test_flatness_is_averaged_over_seeds(compared):
+    measured_seeds(compared)
+    document = report_document(gather([compared]))
+    (section,) = with_display_names(document, {})[0]["sections"]
+    table = section["views"]["tables"][0]
+    assert table["heads"] == ["model", "measured", "seeds", "loss", "lambda_max", "sam, rho 0.05", "sam, rho 0.1"]
+    assert [row["label"] for row in table["rows"]] == ["FedAvg", "FedSAM"]  # not the weights file
+    fedsam = table["rows"][1]
+    assert fedsam["described"] == "server model, round 3"
+    assert fedsam["numbers"] == pytest.approx([3, 1.0, 5.0, 0.21, 0.7])
+    assert fedsam["spreads"] == [None, *(pytest.approx(std) for std in (0.0, 1.0, 0.01, 0.3))]
+    line = next(line for line in section["views"]["rises"]["sam"] if line["label"] == "FedSAM, mean of 3 seeds")
+    assert line["x"] == [0.05, 0.1] and line["y"] == pytest.approx([0.21, 0.7])
+    assert line["std"] == pytest.approx([0.01, 0.3])
+    assert line["style"] == next(row["style"] for row in section["rows"] if row["label"] == "FedSAM")
+    assert len(section["views"]["rises"]["sam"]) == 2 + 3  # the weights file was measured three times
+    (axes,) = figures_of(section, "last")["sharpness"].axes
+    fedavg, fedsam = (container.lines[2][0].get_segments()[1] for container in axes.containers[:2])
+    assert fedsam.tolist() == [[0.1, pytest.approx(0.4)], [0.1, pytest.approx(1.0)]]
+    assert 0 < fedavg[0, 1] < 1 < fedavg[1, 1]  # the standard deviation exceeds the mean
+    flatness = flatness_table(section)
+    assert "| FedSAM | 3 | 1 ± 0 | 5 ± 1 | 0.21 ± 0.01 | 0.7 ± 0.3 |" in flatness.markdown()
+    assert flatness.caption.startswith("Flatness (server model, round 3) on digits, Dirichlet(0.1)")
+    assert r"FedSAM & 3 & 1 $\pm$ 0 & 5 $\pm$ 1 &" in latex_table(flatness.select(first_columns(flatness)), "tab:f")
+    wide = replace(flatness, heads={**flatness.heads, "loss": "x" * 80})
+    assert first_columns(wide) == ["seeds"]
 
 
 def test_tables(document, section):

@@ -88,6 +88,18 @@ def test_a_copied_run_is_counted_once(compared):
     assert "paused" not in [record.status for record in gathered.records]
 
 
+def test_of_repeated_runs_one_with_flatness_remains(clone):
+    plain, saved = (clone("fedavg", 0, [0.1, 0.5], name=name) for name in ("plain", "saved"))
+    for repeat in (saved, plain):
+        (repeat / "flatness" / "spectrum").mkdir(parents=True)
+        assert [record.folder.path for record in gather([plain, saved]).records] == [repeat]
+    metrics = (saved / "metrics.jsonl").read_text().splitlines()
+    measured = json.dumps(json.loads(metrics[-1]) | {"flatness": {"server": {"lambda_max": 1.0}}})
+    (saved / "metrics.jsonl").write_text(f"{metrics[0]}\n{measured}\n")
+    gathered = gather([plain, saved])
+    assert [record.folder.path for record in gathered.records] == [saved] and "plain" in gathered.left_out[0][0]
+
+
 def test_missing_runs_and_folders_are_reported(tmp_path):
     with pytest.raises(UserError, match="no runs to report on"):
         gather([tmp_path])

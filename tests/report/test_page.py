@@ -233,7 +233,7 @@ def measured(document: dict[str, Any]) -> dict[str, Any]:
     ]
     x, y = [0.01, 0.1, 1], [-1, 1, 20]
     rises = [{"label": name, "style": style, "x": x, "y": y} for style, name in enumerate(MODELS)]
-    views["rises"] = {"sam": rises, "asam": rises[:1]}
+    views["rises"] = {"sam": [rises[0] | {"std": [1, 2, 3]}, rises[1]], "asam": rises[:1]}
     row = {"label": "fedavg", "described": "server model", "numbers": [0.25, 1442, None], "spreads": [0.5]}
     heads = ["model", "measured", *(f"a measure with a long name {number}" for number in range(3))]
     views["tables"] = [{"title": "Norms", "note": "a note", "heads": heads, "rows": [row]}]
@@ -246,6 +246,8 @@ def test_flatness_has_legends_and_tooltips_whole_rounds(browser, compared, tmp_p
     show(browser, path, 1280)
     rises = words(browser, "[data-part=rises] svg text")
     assert rises[-1] == "rise of the loss (2 of 6 values ≤ 0 omitted)" and {"0.01", "0.1", "10"} <= set(rises)
+    bands = "return document.querySelectorAll('[data-part=rises] path[fill-opacity]').length"
+    assert browser.execute_script(bands) == 1 and errors(browser) == []
     for legend in ("log-legend", "spectra-legend", "rises-legend"):
         assert words(browser, f"[data-part={legend}] button") == [*MODELS]
         browser.find_elements("css selector", f"[data-part={legend}] button")[1].click()

@@ -63,8 +63,8 @@ def test_a_line_at_about_every_tenth_of_the_rounds(capsys, clock):
     go_through(Lines(), 100)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
-    assert lines[0] == "fedavg, seed 0: round 10/100, accuracy 50.00 %, train loss 0.25, about 3 min 0 s left"
-    assert lines[-1] == "fedavg, seed 0: finished after 100 rounds, accuracy 50.00 %, train loss 0.25, 3.0 s"
+    assert lines[0] == "fedavg, seed 0: round 10/100, accuracy 50.00 %, local train loss 0.25, about 3 min 0 s left"
+    assert lines[-1] == "fedavg, seed 0: finished after 100 rounds, accuracy 50.00 %, local train loss 0.25, 3.0 s"
 
 
 def test_metrics_of_an_earlier_round_name_it(capsys, clock):
@@ -76,8 +76,8 @@ def test_metrics_of_an_earlier_round_name_it(capsys, clock):
     lines.evaluated(run_at(2, 4, every=2))
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2
-    assert "round 1/4, accuracy 50.00 %, train loss 0.25 after round 0" in told[0] and "left" not in told[0]
-    assert "round 2/4, accuracy 50.00 %, train loss 0.25, about" in told[1]
+    assert "round 1/4, accuracy 50.00 %, local train loss 0.25 after round 0" in told[0] and "left" not in told[0]
+    assert "round 2/4, accuracy 50.00 %, local train loss 0.25, about" in told[1]
 
 
 def test_at_most_one_line_per_second(capsys, clock):
@@ -176,7 +176,7 @@ def test_bars_in_a_notebook(clock, monkeypatch):
     with NotebookBars(2) as bars:
         go_through(bars, 3)
         bars.began(run_at(1, 3))
-    assert '<progress value="1" max="3"></progress> 1/3 rounds, accuracy 50.00 %, train loss 0.25' in shown[1]
+    assert '<progress value="1" max="3"></progress> 1/3 rounds, accuracy 50.00 %, local train loss 0.25' in shown[1]
     assert shown[-2].startswith('all runs <progress value="1" max="2"></progress> 1/2 runs<br>fedavg, seed 0 ')
     assert shown[-1] == ""
 

@@ -224,6 +224,7 @@ class EngineSettings(SettingsGroup):
 
 MAY_CHANGE: dict[str, bool | set[str]] = {
     "data": {"dir"},
+    "evaluation": {"save_every"},
     "stop": True,
     "engine": set(EngineSettings.model_fields) - {"precision"},
 }

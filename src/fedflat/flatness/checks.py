@@ -26,8 +26,8 @@ def describe_unequal_losses(losses: Mapping[str, float], *, has_runs: bool = Tru
         losses: the training loss of each model by name; losses that are not finite are ignored.
         has_runs: whether at least one of the models is that of a run, which can be measured after other rounds.
 
-    >>> describe_unequal_losses({"fedavg": 0.1, "fedsam": 0.12, "fedcm": 0.25})[:79]
-    'The training losses of fedavg (0.1) and fedcm (0.25) differ by a factor of 2.5.'
+    >>> describe_unequal_losses({"fedavg": 0.1, "fedsam": 0.12, "fedcm": 0.25})[:98]
+    'Losses on the measured training examples range from 0.1 (fedavg) to 0.25 (fedcm), a factor of 2.5.'
     """
     names = sorted((name for name, loss in losses.items() if math.isfinite(loss)), key=losses.__getitem__)
     if not names or losses[names[0]] <= 0 or losses[names[-1]] <= MAX_LOSS_RATIO * losses[names[0]]:
@@ -37,9 +37,9 @@ def describe_unequal_losses(losses: Mapping[str, float], *, has_runs: bool = Tru
     if has_runs:
         advice = "Compare saved models with similar losses (train with --save-every N, then measure RUN:server@ROUND)."
     return (
-        f"The training losses of {names[0]} ({lowest:.3g}) and {names[-1]} ({highest:.3g}) differ by a factor of "
-        f"{highest / lowest:.3g}. Above a factor of {MAX_LOSS_RATIO}, differences in flatness are inconclusive, "
-        f"because curvature changes with the loss. {advice}"
+        f"Losses on the measured training examples range from {lowest:.3g} ({names[0]}) to {highest:.3g} "
+        f"({names[-1]}), a factor of {highest / lowest:.3g}. Above a factor of {MAX_LOSS_RATIO}, differences in "
+        f"flatness are inconclusive, because curvature changes with the loss. {advice}"
     )
 
 

@@ -364,7 +364,7 @@ def run_name(run: RunProgress) -> str:
 
 
 def latest_metrics(run: RunProgress) -> str:
-    """Return the primary model's latest metric, the training loss and a private run's epsilon as text.
+    """Return the primary model's latest metric, the mean loss of local steps and a private run's epsilon as text.
 
     The round is added if it is earlier than the current one, and the model's name if the run has averages.
     """
@@ -378,7 +378,7 @@ def latest_metrics(run: RunProgress) -> str:
     if is_share(metric):
         text += " %"
     if train_loss is not None:
-        text += f", train loss {train_loss:.3g}"
+        text += f", local train loss {train_loss:.3g}"
     if "epsilon" in evaluation:
         text += f", epsilon {evaluation['epsilon']:.3g}"
     return text if is_evaluation_current(run) else f"{text} after round {evaluation['round']}"

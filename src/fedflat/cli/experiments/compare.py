@@ -54,7 +54,10 @@ def compare(
         metavar="FOLDER",
     ),
     figure: Path | None = optional(
-        "--figure", "figure file", "comparison.png in the output folder", metavar="FILE.png"
+        "--figure",
+        "figure of these runs",
+        "comparison.png in the output folder, with all its finished runs",
+        metavar="FILE.png",
     ),
     over: str = typer.Option(
         "round", "--over", metavar="AXIS", help="x axis of the curves: round, bytes_up, backward_passes or samples"
@@ -72,11 +75,11 @@ def compare(
     from fedflat.api import make_config
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.campaign.compare import compare as run_comparison
-    from fedflat.experiment.campaign.compare import finished_runs
+    from fedflat.experiment.campaign.compare import finished_records, finished_runs
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
+    from fedflat.reporting.comparison import Comparison
     from fedflat.reporting.figures.curves import AXES, mark_targets
-    from fedflat.reporting.result import Comparison
 
     # Check everything first: downloads and runs take a long time.
     base, seed_list = make_config(config, settings, assignments), read_seeds(seeds)
@@ -113,8 +116,8 @@ def compare(
             raise
         failure = error  # raised after the results of the other runs are printed
     comparison = Comparison(records)
+    plot = (comparison if figure else Comparison(finished_records(out, base))).plot(over=over)
     figure = figure or out / "comparison.png"
-    plot = comparison.plot(over=over)
     mark_targets(plot, target, comparison.metric)
     write_figure(plot, figure)
     if as_json:

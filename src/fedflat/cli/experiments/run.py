@@ -29,7 +29,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.reporting.forecast import ForecastCallback
 from fedflat.reporting.progress import progress
-from fedflat.setting_names import EXECUTION_SETTINGS
+from fedflat.setting_names import RESUME_SETTINGS
 
 if TYPE_CHECKING:
     from fedflat.experiment.callback import RunView
@@ -77,7 +77,7 @@ def run(
         print(run_config.to_yaml(), end="")
 
 
-@with_settings(*(flag for flag in FLAGS if flag not in EXECUTION_SETTINGS), show_defaults=False)
+@with_settings(*(flag for flag in FLAGS if flag not in RESUME_SETTINGS), show_defaults=False)
 def resume(
     settings: dict[str, Any],  # values of the flags that with_settings adds, such as --workers
     folder: Path = RUN,

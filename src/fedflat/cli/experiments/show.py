@@ -47,22 +47,25 @@ def _show_comparison(folder: Path, targets: list[float], as_json: bool) -> None:
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.store.run_collection import count_missing_runs, runs_below
     from fedflat.experiment.store.run_folder import load_record
-    from fedflat.reporting.page.gather import drop_repeated
-    from fedflat.reporting.result import Comparison
+    from fedflat.reporting.comparison import Comparison
+    from fedflat.reporting.distinct import drop_repeated
 
-    records = []
+    records, unreadable = [], []
     for run in runs_below(folder):
         try:
             records.append(load_record(run))
         except UserError as error:
-            print(f"fedflat: {run} skipped: {error}", file=sys.stderr)
-    if not records:
-        raise UserError(f"no runs in {folder}; expected folders created by fedflat run")
+            unreadable.append((str(run), str(error)))
     distinct, repeated = drop_repeated(records)
+    for run_folder, reason in unreadable:
+        print(f"fedflat: {run_folder} skipped: {reason}", file=sys.stderr)
     for _, reason in repeated:
         print(f"fedflat: left out: {reason}", file=sys.stderr)
+    if not records:
+        raise UserError(f"no runs in {folder}; expected folders created by fedflat run")
     comparison, missing = Comparison(distinct), count_missing_runs(folder)
     if as_json:
-        print_json({"folder": folder, **comparison_document(comparison, targets, missing)})
+        left_out = [{"folder": run, "why": reason} for run, reason in (*unreadable, *repeated)]
+        print_json({"folder": folder, **comparison_document(comparison, targets, missing), "left_out": left_out})
     else:
         print_comparison(comparison, targets, missing)

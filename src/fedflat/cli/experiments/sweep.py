@@ -25,7 +25,7 @@ from fedflat.cli.shared.screen import (
     table,
     with_unit,
 )
-from fedflat.errors import SomeFailed, UserError
+from fedflat.errors import UserError, error_of_runs
 from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
@@ -94,15 +94,14 @@ def run_plan(plan: Sweep, jobs: int | None, *, dry_run: bool, probe: bool, as_js
     if not silent:
         screen(stderr=True).print(key_values(_describe_plan(plan, jobs, probe)))
     results = _run(plan, jobs, silent)
-    failed = [result for result in results if result.error is not None]
+    failed = [(result.run.name, result.error) for result in results if result.error is not None]
     any_succeeded = len(failed) < len(results)
     if any_succeeded and as_json:
         print_json(_document(plan, results))
     elif any_succeeded:
         _print_results(plan, results)
     if failed:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise SomeFailed(f"{failed[0].run.name} failed: {failed[0].error}{more}")
+        raise error_of_runs(failed, len(results))
 
 
 def _run(plan: Sweep, jobs: int | None, silent: bool) -> list[SweepResult]:

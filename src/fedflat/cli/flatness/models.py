@@ -91,7 +91,7 @@ class DataFlags:
 
 
 def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[float]], on: str = "train") -> None:
-    """Print how the inputs of weights files are normalised, and why models are not comparable, if so.
+    """Print what the loss is, how the inputs of weights files are normalised, and why models are not comparable.
 
     Args:
         models: the measured models by name.
@@ -103,6 +103,9 @@ def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[
 
     means = {name: fmean(values) for name, values in losses.items()}
     files = [name for name, model in models.items() if isinstance(model, ExternalModel)]
+    if len(files) < len(models):
+        note = "loss: of the model on these examples; the local train loss of a run is the mean over local steps"
+        screen().print(note, style="dim")
     if files:
         shown = ", ".join(f"{name} {means[name]:.4g}" for name in files)
         normalisation = _describe_normalisation(models[files[0]].problem.data)

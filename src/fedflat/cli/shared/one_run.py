@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedflat.experiment.store.run_folder import Record, RunFolder
-    from fedflat.reporting.result import Comparison, Result
+    from fedflat.reporting.comparison import Comparison
+    from fedflat.reporting.result import Result
 
 CURVE = "curve.png"
 """File of the learning curve in a run folder."""
@@ -95,7 +96,7 @@ def print_run(record: Record, settings: bool = False) -> None:
     from rich.text import Text
 
     from fedflat.experiment.store.files import DamagedFile
-    from fedflat.reporting.result import Comparison
+    from fedflat.reporting.comparison import Comparison
 
     document, console = run_document(record), screen()
     metric, cost = document["metric"], document["cost"]

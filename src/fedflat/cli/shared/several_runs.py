@@ -19,7 +19,7 @@ from fedflat.text import write_value
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from fedflat.reporting.result import Comparison
+    from fedflat.reporting.comparison import Comparison
     from fedflat.reporting.tables.summary import SeedStatistics
 
 MAX_LISTED = 5

@@ -6,13 +6,13 @@ import operator
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from fedflat.algorithms import algorithm, canonical
 from fedflat.data import Dataset
-from fedflat.errors import SomeFailed, UserError
+from fedflat.errors import UserError, error_of_runs
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
@@ -20,7 +20,7 @@ from fedflat.experiment.setup.engine import MIN_STEPS_FOR_PROCESSES, SMALL_MODEL
 from fedflat.experiment.setup.problem import decide_precision, device_of, load_data
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
-from fedflat.experiment.store.run_collection import forget_order, save_order
+from fedflat.experiment.store.run_collection import forget_order, runs_below, save_order
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
 from fedflat.processes import available_cores, is_sendable
@@ -78,6 +78,17 @@ def comparison_folders(out: Path, algorithms: Sequence[str], seeds: Sequence[int
 def finished_runs(out: Path | None, algorithms: Sequence[str], seeds: Sequence[int]) -> int:
     """The number of finished runs of a comparison below ``out``; 0 if it is not saved."""
     return 0 if out is None else sum(RunFolder(folder).is_over for folder in comparison_folders(out, algorithms, seeds))
+
+
+def finished_records(out: Path, base: Config) -> list[Record]:
+    """All finished, readable runs below ``out`` that differ from ``base`` only in algorithm and seed."""
+    records = []
+    for path in runs_below(out):
+        with suppress(UserError):  # the run is unreadable or has other settings
+            recorded = RunFolder(path).config()
+            run = existing_run(base.changed(algorithm=recorded.algorithm, seed=recorded.seed), path)
+            records += [load_record(path)] if run is not None and run.is_over else []
+    return records
 
 
 def require_outside_runs(out: Path) -> None:
@@ -146,7 +157,7 @@ def run_each(
         running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
     else:
         running = run_in_sequence(unfinished, callbacks)
-    errors: list[tuple[Config, UserError]] = []
+    errors: list[tuple[RunJob, UserError]] = []
     with closing(running) as results:
         for position in range(len(configs)):
             while position not in outcomes:  # yield in order, although runs finish in any order
@@ -154,16 +165,11 @@ def run_each(
                 outcomes[positions[index]] = outcome
             outcome = outcomes[position]
             if isinstance(outcome, UserError):
-                errors.append((configs[position], outcome))
+                errors.append((RunJob(configs[position]), outcome))
             else:
                 yield outcome
     if errors:
-        config, first_error = errors[0]
-        messages = {str(each) for _, each in errors}
-        if len(errors) == len(configs) and len(messages) == 1 and not isinstance(first_error, SomeFailed):
-            raise first_error
-        others = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise SomeFailed(f"{RunJob(config)} failed: {first_error}{others}")
+        raise error_of_runs(errors, len(configs))
 
 
 def warn_of_changed_plugins(folders: Sequence[Path | None]) -> None:

@@ -251,7 +251,8 @@ def _read(folder: RunFolder, file: str) -> Checkpoint:
 
 def require_same_settings(folder: RunFolder, settings: Config, header: Mapping[str, Any]) -> None:
     """Raise a ``UserError`` unless ``settings`` are those of the run that wrote the checkpoint with this header."""
-    differing = describe_difference(config(settings.fixed_settings()), config(header["settings"]))
+    ours, theirs = (config(each.fixed_settings()) for each in (settings, config(header["settings"])))
+    differing = describe_difference(ours, theirs)
     if differing:
         file = folder.path / "config.yaml"
         raise UserError(

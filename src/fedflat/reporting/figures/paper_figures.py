@@ -117,7 +117,8 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
 def rise_figure(rises: Mapping[str, Sequence[Values]]) -> Figure:
     """Plot the rise of the loss over the radius rho: one panel per kind of sharpness, one line per model.
 
-    ``rises`` holds the lines by kind, each with label, style, radii ``x`` and rises ``y``.
+    ``rises`` holds the lines by kind, each with label, style, radii ``x``, rises ``y`` and, for means over seeds,
+    standard deviations ``std``, which become error bars.
     """
     from matplotlib.figure import Figure
 
@@ -126,7 +127,12 @@ def rise_figure(rises: Mapping[str, Sequence[Values]]) -> Figure:
     figure = Figure(figsize=(max(6.2, 3.4 * len(rises)), 3.8), layout="constrained")
     for axes, (kind, lines) in zip(figure.subplots(1, len(rises), squeeze=False)[0], rises.items(), strict=True):
         for line in lines[:MAX_LINES]:
-            axes.plot(line["x"], line["y"], **LineStyle(line["style"]).line, lw=1.5, label=line["label"])
+            bars = None
+            if "std" in line:  # on a logarithmic axis, a bar must end above 0
+                y, std = np.array(line["y"], dtype=float), np.array(line["std"], dtype=float)
+                bars = [np.where(std < y, std, np.maximum(0.9 * y, 0)), std]
+            style = LineStyle(line["style"]).line
+            axes.errorbar(line["x"], line["y"], bars, **style, lw=1.5, elinewidth=1, label=line["label"])
         axes.set_title(kind, loc="left", fontsize=9.5)
         scale_rises(axes)
         _style(axes)

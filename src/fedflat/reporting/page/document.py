@@ -14,8 +14,9 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import ENDED_STATUSES, check_target
 from fedflat.experiment.store.provenance import recorded_data
 from fedflat.experiment.store.run_folder import Record
+from fedflat.reporting.distinct import relative_paths, run_path
 from fedflat.reporting.figures.style import evenly_spaced, sort_and_subsample_clients
-from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs, relative_paths, run_path
+from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
 from fedflat.reporting.row import Row

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +17,10 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
+from fedflat.reporting.comparison import Comparison
+from fedflat.reporting.distinct import drop_repeated, relative_paths, run_path
 from fedflat.reporting.figures.style import LineStyle, line_styles
-from fedflat.reporting.result import Comparison
-from fedflat.reporting.row import Row, mixed_data
+from fedflat.reporting.row import Row
 from fedflat.text import write_value
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
@@ -95,33 +95,6 @@ def _load_complete(path: Path) -> Record:
             "copy it again"
         )
     return record
-
-
-def drop_repeated(
-    records: Iterable[Record], key: Callable[[Config], Hashable] = Config.model_dump_json
-) -> tuple[list[Record], list[tuple[str, str]]]:
-    """Drop runs that repeat another one, which would count a seed twice; of repeated runs, the first ended one remains.
-
-    Args:
-        records: the runs.
-        key: runs with equal values of this function repeat each other. Default: runs with the same settings and seed.
-
-    Returns:
-        The distinct runs, and (folder, reason) of every dropped one.
-    """
-    distinct: dict[Hashable, Record] = {}
-    dropped: list[tuple[str, str]] = []
-    for record in records:
-        config_key = key(record.config)
-        first, repeat = distinct.setdefault(config_key, record), record
-        if first is record:
-            continue
-        if first.status not in ENDED_STATUSES and record.status in ENDED_STATUSES:
-            distinct[config_key], first, repeat = record, record, first
-        path = run_path(repeat)
-        other_data = "; their data differ, so report them separately" if mixed_data([first, repeat]) else ""
-        dropped.append((path, f"{path} repeats {run_path(first)}: the same settings and seed{other_data}"))
-    return list(distinct.values()), dropped
 
 
 def _experiment(config: Config) -> tuple[object, ...]:
@@ -256,16 +229,6 @@ def settings_of(config: Config) -> dict[str, str]:
 
     flatten(config.model_dump(mode="json"), "")
     return settings
-
-
-def run_path(record: Record) -> str:
-    """Return the folder of a run relative to the working directory; empty if it has none."""
-    return "" if record.folder is None else relative_paths(str(record.folder.path))
-
-
-def relative_paths(text: str) -> str:
-    """Replace absolute paths in a text by paths relative to the working directory, because reports are shared."""
-    return re.sub(r"(?<![\w./])/[^\s,():'\"]+", lambda path: os.path.relpath(path[0]), text)
 
 
 def _shown_data(record: Record) -> str:

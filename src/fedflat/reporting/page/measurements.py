@@ -6,7 +6,8 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from functools import partial
+from itertools import compress, count
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean, stdev
@@ -17,16 +18,21 @@ from fedflat.experiment.analysis.landscapes import load_landscapes
 from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness.landscapes.path import barrier
 from fedflat.flatness.sharpness import describe_kind
+from fedflat.reporting.distinct import relative_paths
 from fedflat.reporting.figures.style import algorithm_of
-from fedflat.reporting.page.gather import relative_paths
+from fedflat.reporting.page.over_seeds import Measured, Origin, measured_at_seed, seed_means
 
 if TYPE_CHECKING:
     from fedflat.reporting.page.gather import Group
 
+SEED_TABLE = "Flatness over seeds"
+"""Title of the table of means over seeds."""
 MAX_ROWS = 200
 """Maximum number of rows of a table; further rows are left out."""
 
 Values = dict[str, Any]
+Rises = dict[tuple[str, float], float | None]
+"""Rise of the loss by kind and radius."""
 
 
 def measurement_files(records: Sequence[Record], name: str) -> Iterator[tuple[Record, Path]]:
@@ -94,19 +100,27 @@ def styles_of(group: Group, labels: Iterable[str]) -> dict[str, int]:
     return chosen
 
 
-def measurements_of(group: Group) -> Values:
+def measurements_of(group: Group, spectra: Sequence[Measured]) -> Values:
     """Collect the stored measurements of a group's runs.
+
+    Args:
+        group: the runs.
+        spectra: values of measured spectra, for the table of means over seeds.
 
     Returns:
         ``tables`` is a list of tables with a title, a note, column headings and rows; a row has a label, a description,
         its numbers and, if known, their ``spreads``. ``rises`` holds, by kind of sharpness, one line per model: the
-        rise of the loss over rho.
+        rise of the loss over rho. Models that differ only in their seed share a line, with its standard deviation.
     """
-    sharpness = _sharpness(group.records)
+    sharpness, norms = _sharpness(group), _norms(group)
+    measured = [model["measured"] for model in (*sharpness.values(), *norms.values()) if model["measured"]]
+    heads, rows = seed_means((*spectra, *measured))
+    note = "Means over seeds; ± is the standard deviation over seeds. A value without ± is of a single seed."
     tables = [
-        _norms_table(group.records),
+        _table(SEED_TABLE, note, ("model", "measured", "seeds", *heads), rows),
+        _norms_table(norms),
         _sharpness_table(sharpness),
-        _layers_table(group.records),
+        _layers_table(group),
         _similarity_table(group.records),
         _paths_table(group.records),
     ]
@@ -114,8 +128,13 @@ def measurements_of(group: Group) -> Values:
 
 
 def _table(title: str, note: str, heads: Sequence[str], rows: Sequence[Values]) -> Values:
+    """Return a table without columns that have no number, and without rows beyond ``MAX_ROWS``."""
     omitted = f" The first {MAX_ROWS} of {len(rows)} rows." if len(rows) > MAX_ROWS else ""
-    return {"title": title, "note": note + omitted, "heads": list(heads), "rows": list(rows)[:MAX_ROWS]}
+    columns = zip(*(row["numbers"] for row in rows), strict=True)
+    is_known = [any(number is not None for number in column) for column in columns]
+    kept_heads = [*heads[:2], *compress(heads[2:], is_known)]
+    kept = [row | {key: list(compress(row[key], is_known)) for key in ("numbers", "spreads")} for row in rows]
+    return {"title": title, "note": note + omitted, "heads": kept_heads, "rows": kept[:MAX_ROWS]}
 
 
 def _row(
@@ -128,56 +147,70 @@ def _row(
     return {"label": label, "described": described, "numbers": list(numbers), "spreads": list(spreads), **more}
 
 
-def _models(records: Sequence[Record], file: str, taken: Iterable[str]) -> Iterator[tuple[str, Values, Path]]:
+def models_in_files(group: Group, file: str, taken: Iterable[str]) -> Iterator[tuple[str, Values, Path]]:
     """Yield label, measurements and file of each model in the files of this name; ``taken`` are the labels so far.
 
-    The measurements include the settings of the command, e.g. ``on``, the name of the data, such as ``train``.
+    The measurements include the settings of the command, e.g. ``on``, the name of the data, such as ``train``, and a
+    function ``measured`` of the number of examples and the values by name, for means over seeds.
     """
-    for _, path in measurement_files(records, file):
+    for record, path in measurement_files(group.records, file):
         with left_out_if_damaged(path):
             document = json.loads(path.read_text())
             for name, model in document["models"].items():
-                yield distinct_label(name, taken, path), {"on": None, **document, **model}, path
+                measured = partial(measured_at_seed, group, record, document, model)
+                yield distinct_label(name, taken, path), {"on": None, **document, **model, "measured": measured}, path
 
 
-def _norms_table(records: Sequence[Record]) -> Values:
-    """Return the results of ``fedflat flatness norms``."""
-    columns = {
-        "loss": "loss",
-        "fisher_rao": "Fisher-Rao norm",
-        "sigma": "sigma",
-        "magnitude_sigma": "magnitude-aware sigma",
-    }
+NORMS = {
+    "loss": "loss",
+    "fisher_rao": "Fisher-Rao norm",
+    "sigma": "sigma",
+    "magnitude_sigma": "magnitude-aware sigma",
+}
+"""Columns of the table of norms before relative flatness."""
+
+
+def _norms(group: Group) -> dict[str, Values]:
+    """Return the results of ``fedflat flatness norms`` as rows by model."""
     rows: dict[str, Values] = {}
-    for label, model, path in _models(records, "norms.json", rows):
+    for label, model, path in models_in_files(group, "norms.json", rows):
         with left_out_if_damaged(path):
             subsets = model["subsets"]
             estimates = [subset["relative_flatness"] for subset in subsets]
-            by_column = [[subset[name] for subset in subsets] for name in columns]
+            by_column = [[subset[name] for subset in subsets] for name in NORMS]
             by_column.append([estimate["value"] for estimate in estimates])
             means = [mean_of_numbers(values) for values in by_column]
             spreads = [spread_over_subsets(values) for values in by_column[:-1]]
             spreads.append(spread_over_subsets(by_column[-1], estimates))
-            layer = f"{model.get('described') or model['model']}; relative flatness of {subsets[0]['layer']}"
-            numbers = [*means, subsets[0]["rise"], subsets[0]["examples"]]
+            first = subsets[0]
+            layer, suffix = f"relative flatness of {first['layer']}", f" (rise {first['rise']:g})"
+            names = [*NORMS.values(), layer]
+            values = {name + suffix * ("sigma" in name): mean for name, mean in zip(names, means, strict=True)}
             about = {"on": model["on"], "loss": means[0], "parameters": model.get("parameters")}
-            rows[label] = _row(label, layer, numbers, spreads, **about)
-    heads = ("model", "measured", *columns.values(), "relative flatness", "accepted rise", "examples")
+            about["measured"] = model["measured"](first["examples"], values)
+            described = f"{model.get('described') or model['model']}; {layer}"
+            rows[label] = _row(label, described, [*means, first["rise"], first["examples"]], spreads, **about)
+    return rows
+
+
+def _norms_table(norms: dict[str, Values]) -> Values:
+    heads = ("model", "measured", *NORMS.values(), "relative flatness", "accepted rise", "examples")
     note = (
         "Sigma is the largest noise that raises the loss by at most the accepted rise. Flat models have a large sigma. "
         "± is the standard deviation over subsets of examples; with a single subset, the 95 % confidence interval of "
         "relative flatness."
     )
-    return _table("Norms", note, heads, list(rows.values()))
+    rows = [{key: value for key, value in row.items() if key != "measured"} for row in norms.values()]
+    return _table("Norms", note, heads, rows)
 
 
-def _sharpness(records: Sequence[Record]) -> dict[str, Values]:
+def _sharpness(group: Group) -> dict[str, Values]:
     """Return the results of ``fedflat flatness sharpness`` by model; ``rises`` and ``spreads`` by kind and radius."""
     models: dict[str, Values] = {}
-    for label, model, path in _models(records, "sharpness.json", models):
+    for label, model, path in models_in_files(group, "sharpness.json", models):
         with left_out_if_damaged(path):
-            rises: dict[tuple[str, float], float | None] = {}
-            spreads: dict[tuple[str, float], float | None] = {}
+            rises: Rises = {}
+            spreads: Rises = {}
             for subsets in model["sharpness"]:
                 first = subsets[0]
                 groups = f", m = {first['m']}" if first.get("m") else ""
@@ -189,6 +222,8 @@ def _sharpness(records: Sequence[Record]) -> dict[str, Values]:
             losses = [subset["loss"] for subset in model["sharpness"][0]]
             about = {"described": model["described"], "on": model["on"], "parameters": model.get("parameters")}
             about |= {"loss": mean_of_numbers(losses), "loss_spread": spread_over_subsets(losses)}
+            means = {"loss": about["loss"]} | {f"{kind}, rho {rho:g}": rise for (kind, rho), rise in rises.items()}
+            about["measured"] = model["measured"](model["sharpness"][0][0].get("examples"), means)
             models[label] = {**about, "rises": rises, "spreads": spreads}
     return models
 
@@ -210,23 +245,41 @@ def _sharpness_table(models: dict[str, Values]) -> Values:
 
 
 def _rises(group: Group, models: dict[str, Values]) -> dict[str, list[Values]]:
-    """Return the lines over rho by kind of sharpness, for models that were measured at several radii."""
-    styles = styles_of(group, models)
-    kinds = dict.fromkeys(kind for model in models.values() for kind, _ in model["rises"])
+    """Return the lines over rho by kind of sharpness, for models that were measured at several radii.
+
+    A line with several seeds has the mean, and the standard deviation ``std``, at the radii that all seeds share.
+    """
+    by_origin: dict[Origin | str, dict[int, tuple[str, Rises]]] = {}  # models by seed; outside of rows, each is alone
+    for label, model in models.items():
+        origin, seed = (model["measured"].origin, model["measured"].seed) if model["measured"] else (label, 0)
+        by_origin.setdefault(origin, {}).setdefault(seed, (label, model["rises"]))
+    averaged = [origin for origin, by_seed in by_origin.items() if isinstance(origin, Origin) and len(by_seed) > 1]
+    rows = [origin.row for origin in averaged]
+    plotted: dict[str, tuple[str, list[Rises]]] = {}  # by label of the line: label of its style, rises of each seed
+    for origin, by_seed in by_origin.items():
+        label = style = next(iter(by_seed.values()))[0]
+        if isinstance(origin, Origin) and origin in averaged:
+            details = [origin.described, f"{origin.examples} examples"] if rows.count(origin.row) > 1 else []
+            style, label = origin.row, ", ".join([origin.row, *details, f"mean of {len(by_seed)} seeds"])
+        plotted[label] = style, [rises for _, rises in by_seed.values()]
+    styles = styles_of(group, [style for style, _ in plotted.values()])
     lines: dict[str, list[Values]] = {}
-    for kind in kinds:
-        for label, model in models.items():
-            radii = sorted(rho for other, rho in model["rises"] if other == kind)
-            rises = [model["rises"][kind, rho] for rho in radii]
+    for kind in dict.fromkeys(kind for model in models.values() for kind, _ in model["rises"]):
+        for label, (style, seeds) in plotted.items():
+            radii = sorted(set.intersection(*({rho for other, rho in rises if other == kind} for rises in seeds)))
+            values = [[rises[kind, rho] for rises in seeds] for rho in radii]
+            line = {"label": label, "style": styles[style], "x": radii, "y": [mean_of_numbers(each) for each in values]}
+            if len(seeds) > 1:
+                line["std"] = [spread_over_subsets(each) for each in values]
             if len(radii) > 1:
-                lines.setdefault(kind, []).append({"label": label, "style": styles[label], "x": radii, "y": rises})
+                lines.setdefault(kind, []).append(line)
     return lines
 
 
-def _layers_table(records: Sequence[Record]) -> Values:
+def _layers_table(group: Group) -> Values:
     """Return the curvature of single parameters, from ``fedflat flatness spectrum --per-layer``."""
     rows: dict[str, list[Values]] = {}
-    for label, model, path in _models(records, "spectrum.json", rows):
+    for label, model, path in models_in_files(group, "spectrum.json", rows):
         with left_out_if_damaged(path):
             matrix = model["subsets"][0].get("matrix", "hessian")
             for layer in zip(*(subset.get("layers", ()) for subset in model["subsets"]), strict=True):

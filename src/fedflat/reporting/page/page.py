@@ -45,10 +45,11 @@ from fedflat.reporting.tables.files import (
     check_columns,
     difference_interval,
     difference_table,
+    flatness_table,
     result_table,
     values_csv,
 )
-from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table
+from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, first_columns, latex_table
 from fedflat.reporting.tables.summary import best_of, shown_range, shown_sizes
 
 if TYPE_CHECKING:
@@ -310,6 +311,8 @@ def _table_files(document: Values, columns: Sequence[str]) -> tuple[dict[str, st
         tables = {"results": (results.select(columns) if columns else results, columns or RESULT_COLUMNS)}
         if differences is not None:
             tables["differences"] = (differences, DIFFERENCE_COLUMNS)
+        if (flatness := flatness_table(section)) is not None:
+            tables["flatness"] = (flatness, first_columns(flatness))
         for name, (table, latex_columns) in tables.items():
             file = f"{name}{_suffix(document, number)}"
             files |= {f"{file}.csv": table.csv(), f"{file}.md": table.markdown()}

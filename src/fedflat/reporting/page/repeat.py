@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import is_user_supplied
-from fedflat.reporting.page.gather import Group, relative_paths
+from fedflat.reporting.distinct import relative_paths
+from fedflat.reporting.page.gather import Group
 
 
 def repeat_commands(group: Group, settings: Path, out: str, report_options: Sequence[str]) -> list[str]:

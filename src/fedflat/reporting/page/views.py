@@ -18,6 +18,7 @@ from fedflat.reporting.page.measurements import (
     mean_of_numbers,
     measurement_files,
     measurements_of,
+    models_in_files,
     spread_over_subsets,
     styles_of,
 )
@@ -25,6 +26,7 @@ from fedflat.reporting.page.measurements import (
 if TYPE_CHECKING:
     from fedflat.flatness.landscapes.grid import Landscape
     from fedflat.reporting.page.gather import Group
+    from fedflat.reporting.page.over_seeds import Measured
 
 MAX_EIGENVALUES = 50
 MAX_ROUNDS = 60
@@ -39,6 +41,13 @@ SPECTRUM_KEYS = {
     "lambda_min": "lambda_min",
 }
 """Quantities of the table of spectra, with their names in files of spectra."""
+SEED_QUANTITIES = {
+    "lambda_max": "lambda_max",
+    "trace": "trace",
+    "ratio": "lambda_max / lambda_5",
+    "lambda_min": "lambda_min",
+}
+"""Quantities of spectra in the table of means over seeds, with their headings."""
 
 Values = dict[str, Any]
 
@@ -49,14 +58,14 @@ def views_of(group: Group) -> Values:
     ``landscapes`` holds only the losses of the models; the page draws the landscapes separately. ``more`` is the number
     of spectra and client views beyond ``MAX_VIEWS``, which the page omits.
     """
-    spectra, clients = _spectra(group), _client_views(group.records)
+    (spectra, measured), clients = _spectra(group), _client_views(group.records)
     return {
         "log": _flatness_log(group),
         "log_sample": sample_text(record.config.flatness.examples for record in group.records),
         "spectra": spectra[:MAX_VIEWS],
         "clients": clients[:MAX_VIEWS],
         "landscapes": _landscape_losses(group),
-        **measurements_of(group),
+        **measurements_of(group, measured),
         "more": max(0, len(spectra) - MAX_VIEWS) + max(0, len(clients) - MAX_VIEWS),
     }
 
@@ -111,22 +120,27 @@ def _mean_over_runs(runs: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {number: _rounded(fmean(values[number] for values in runs)) for number in common_rounds}
 
 
-def _spectra(group: Group) -> list[Values]:
-    """Collect the spectra of all models in the runs' spectrum files; a file may also contain models of other runs."""
+def _spectra(group: Group) -> tuple[list[Values], list[Measured]]:
+    """Collect the spectra of all models in the runs' spectrum files; a file may also contain models of other runs.
+
+    Returns:
+        The spectra, and their values for means over seeds.
+    """
     spectra: dict[str, Values] = {}
-    for _, path in measurement_files(group.records, "spectrum.json"):
+    measured = []
+    for name, model, path in models_in_files(group, "spectrum.json", ()):
         with left_out_if_damaged(path):
-            document = json.loads(path.read_text())
-            for name, model in document.get("models", {}).items():
-                if model.get("subsets"):
-                    matrix = model["subsets"][0].get("matrix", "hessian")
-                    label = name if matrix == "hessian" else f"{name}, {matrix}"
-                    label = distinct_label(label, spectra, path)
-                    values = _spectrum_values(label, model["subsets"], document.get("on", ""))
-                    about = {"described": model.get("described", ""), "parameters": model.get("parameters")}
-                    spectra[label] = {**values, **about}
+            matrix = model["subsets"][0].get("matrix", "hessian")
+            suffix = "" if matrix == "hessian" else f", {matrix}"
+            label = distinct_label(name + suffix, spectra, path)
+            values = _spectrum_values(label, model["subsets"], model["on"] or "")
+            about = {"described": model.get("described", ""), "parameters": model.get("parameters")}
+            spectra[label] = {**values, **about}
+            means = {"loss": values["loss"]} | {f"{key}{suffix}": values[name] for name, key in SEED_QUANTITIES.items()}
+            measured.append(model["measured"](values["examples"], means))
     styles = styles_of(group, spectra)
-    return [{**spectrum, "style": styles[label]} for label, spectrum in spectra.items()]
+    listed = [{**spectrum, "style": styles[label]} for label, spectrum in spectra.items()]
+    return listed, [each for each in measured if each is not None]
 
 
 def _spectrum_values(label: str, subsets: Sequence[Mapping[str, Any]], on: str) -> Values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ from fedflat.reporting.page.document import (
     has_uneven_means,
     shown_evaluations,
 )
+from fedflat.reporting.page.measurements import SEED_TABLE
 from fedflat.reporting.row import MIXED_PLUGINS
 from fedflat.reporting.tables.summary import MEAN_LABEL, are_equal, shown_range
 
@@ -236,6 +238,25 @@ def difference_table(section: Values, by: str) -> TextTable | None:
     if any(ALL_EQUAL in row for row in rows):
         notes["difference"] = f"{ALL_EQUAL.capitalize()}: {EQUAL_EXPLANATION}."
     return TextTable(caption, dict(zip(DIFFERENCE_HEADS, DIFFERENCE_HEADS, strict=True)), tuple(rows), notes=notes)
+
+
+def flatness_table(section: Values) -> TextTable | None:
+    """Return the table of flatness values, as means over seeds; None if no model of a row was measured."""
+    table = next((table for table in section["views"]["tables"] if table["title"] == SEED_TABLE), None)
+    if table is None:
+        return None
+    descriptions = {row["described"] for row in table["rows"]}
+    rows = []
+    for row in table["rows"]:
+        label = row["label"] if len(descriptions) == 1 else f"{row['label']} ({row['described']})"
+        cells = []
+        for mean, std in zip(row["numbers"], row["spreads"], strict=True):
+            value = "–" if mean is None else re.sub("^-", "−", f"{mean:.3g}")
+            cells.append(value if std is None else f"{value} ± {std:.2g}")
+        rows.append((label, *cells))
+    model = f" ({descriptions.pop()})" if len(descriptions) == 1 else ""
+    caption = f"Flatness{model} on {section['name']} ({section['protocol']}). {table['note']}"
+    return TextTable(caption, {"row": "row", **{head: head for head in table["heads"][2:]}}, tuple(rows))
 
 
 def difference_interval(pair: Values, name: str, section: Values) -> str:

@@ -92,6 +92,14 @@ def latex_table(table: TextTable, label: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def first_columns(table: TextTable) -> list[str]:
+    """Return the names of the table's columns after the first, as far as they fit on a page together."""
+    names = list(table.heads)[1:]
+    while len(names) > 1 and _width(table.select(names)) > PAGE_WIDTH:
+        names.pop()
+    return names
+
+
 def _heads(table: TextTable) -> list[str]:
     return [SHORT_HEADS.get(name, head) for name, head in table.heads.items()]
 

@@ -85,7 +85,7 @@ function lineChart(figure, lines, about) {
       if (v === null || put(v) === null) return;
       if (i < from) { early.push(put(v)); return; }
       ys.push(put(v));
-      if (l.std && l.std[i] && !about.log) ys.push(v - l.std[i], v + l.std[i]);
+      if (l.std && l.std[i]) ys.push(...[v - l.std[i], v + l.std[i]].map(put).filter((end) => end !== null));
     });
     const known = l.y.filter((v) => v !== null && put(v) !== null); // the best value stays visible, however early
     if (from && known.length) ys.push(put((about.falls ? Math.min : Math.max)(...known)));
@@ -121,9 +121,10 @@ function lineChart(figure, lines, about) {
   }
   for (const l of lines) {
     const known = l.x.map((x, i) => i).filter((i) => l.y[i] !== null && put(l.y[i]) !== null);
-    if (l.std && !about.log) {
-      const above = known.map((i) => [X(l.x[i]), Y(l.y[i] + (l.std[i] || 0))]);
-      const below = known.map((i) => [X(l.x[i]), Y(l.y[i] - (l.std[i] || 0))]).reverse();
+    if (l.std) {
+      const at = (i, v) => [X(l.x[i]), Y(put(v) ?? y0)]; // on a logarithmic axis, a band may reach below its end
+      const above = known.map((i) => at(i, l.y[i] + (l.std[i] || 0)));
+      const below = known.map((i) => at(i, l.y[i] - (l.std[i] || 0))).reverse();
       if (known.length > 1) node("path", { d: path(above.concat(below)) + "Z", fill: colour(l.style), "fill-opacity": 0.13 }, inside);
     }
     const points = known.map((i) => [X(l.x[i]), Y(put(l.y[i]))]);

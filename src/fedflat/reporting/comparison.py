@@ -1,0 +1,160 @@
+"""A comparison of several runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedflat.display import column_format, counted, html_table, with_unit
+from fedflat.errors import UserError, one_of
+from fedflat.experiment.make_config import as_path
+from fedflat.experiment.stopping import check_target
+from fedflat.experiment.store.run_collection import runs_below
+from fedflat.experiment.store.run_folder import Record, load_record
+from fedflat.reporting.distinct import drop_repeated
+from fedflat.reporting.row import Row
+from fedflat.reporting.tables.summary import seed_statistics, summarise
+from fedflat.reporting.tables.targets import costs_to_target
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+class Comparison:
+    """A comparison of several runs; those that differ only in their seed are averaged."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+        if not self.records:
+            raise UserError("no runs to compare")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Comparison:
+        """Load all runs at or below a folder, such as the output folder of a comparison or a sweep.
+
+        Copies and other repetitions of a run (same settings and seed) are left out, with a warning.
+        """
+        path = as_path("folder", folder)
+        runs = runs_below(path)
+        if not runs:
+            raise UserError(f"no runs in {path}; expected a folder written by fedflat compare, sweep or run")
+        distinct, repeated = drop_repeated(load_record(run) for run in runs)
+        for _, reason in repeated:
+            warnings.warn(f"left out: {reason}", stacklevel=2)
+        return cls(distinct)
+
+    def __repr__(self) -> str:
+        labels = ", ".join(dict.fromkeys(row.label for row in self.rows()))
+        return f"Comparison({self._title()}: {labels})"
+
+    def _repr_html_(self) -> str:
+        """Return an HTML table of the rows, which notebooks show."""
+        columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
+        table, rows = self.table(), []
+        number_format = column_format(row["last"].mean for row in table if "last" in row)
+        for row in table:
+            statistics = (row.get("mean_last"), row.get("last"))  # missing if no run converged
+            shown = [mean and mean.shown(self.metric, number_format) for mean in statistics]
+            rows.append((row["label"], *shown, row["seeds"]))
+        return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
+
+    def _title(self) -> str:
+        seeds = {record.config.seed for record in self.records}
+        return f"{counted(len(self.records), 'run')} with {counted(len(seeds), 'seed')}"
+
+    @property
+    def metric(self) -> str:
+        """Name of the primary metric of the runs, e.g. ``accuracy``."""
+        return next((record.metric for record in self.records if record.history), "accuracy")
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values of the primary metric are better."""
+        return next((record.lower_is_better for record in self.records if record.history), False)
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the comparison, one for each algorithm (with its settings) and evaluated model.
+
+        A row combines runs that differ only in their seed. Runs that differ only in averages share the server's row.
+        """
+        groups: dict[tuple[str, str], list[Record]] = {}
+        for record in self.records:
+            settings = record.config.changed(seed=0, algorithm="").model_dump_json()
+            groups.setdefault((record.config.algorithm, settings), []).append(record)
+        rows: dict[tuple[str, str], Row] = {}
+        for (name, settings), records in groups.items():
+            for model in dict.fromkeys(model for record in records for model in record.evaluated):
+                row = Row(name, model, tuple(records))
+                rows.setdefault((row.label, settings), row)
+        return list(rows.values())
+
+    def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
+        """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
+
+        Args:
+            targets: one or several values of the metric. For each, ``rounds to TARGET`` has the ``median`` number of
+                rounds, how many runs ``reached`` it and the number of ``runs``. The entries ``virtual seconds to
+                TARGET`` and ``bytes to TARGET`` are medians, or None.
+        """
+        targets = (targets,) if isinstance(targets, int | float) else targets
+        for target in targets:
+            check_target(target, self.metric)
+        return [self._table_row(row, targets) for row in self.rows()]
+
+    def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
+        """Aggregate a row over its seeds; means exclude diverged and unfinished runs, costs only unfinished ones."""
+        values: dict[str, Any] = {
+            "algorithm": row.algorithm,
+            "model": row.model,
+            "label": row.label,
+            "seeds": len(row.records),
+            "diverged": sum(record.status == "diverged" for record in row.records),
+            "unfinished": len(row.records) - len(row.ended),
+        }
+        model, metric, lower_is_better = row.model, self.metric, self.lower_is_better
+        summaries = [summarise(record.history, model, metric, lower_is_better) for record in row.averaged]
+        evaluated = [summary for summary in summaries if summary is not None]
+        if evaluated:
+            for name in ("last", "mean_last", "best"):
+                values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
+            values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
+        for target in targets:
+            values |= costs_to_target(row, metric, target, lower_is_better).entries(target)
+        last_entries = [record.history[-1] for record in row.ended or row.records if record.history]
+        for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
+            values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None
+        values["seconds"] = fmean(record.seconds for record in row.ended or row.records)
+        return values
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a data frame with one row per evaluation of every run, and columns for algorithm and seed."""
+        import pandas as pd
+
+        frames = []
+        for record in self.records:
+            algorithm, seed = record.config.algorithm, record.config.seed
+            frames.append(pd.json_normalize(record.history).assign(algorithm=algorithm, seed=seed))
+        return pd.concat(frames, ignore_index=True)
+
+    def plot(self, metric: str | None = None, over: str = "round") -> Figure:
+        """Plot a test metric of every algorithm: the mean over seeds as a line, with a band of one standard deviation.
+
+        Args:
+            metric: name of the metric; default: the primary one.
+            over: horizontal axis: ``round``, or a cost such as ``backward_passes``.
+        """
+        from fedflat.reporting.figures.curves import curves
+
+        metrics: dict[str, None] = {}
+        for record in self.records:
+            for entry in record.history:
+                for values in entry["test"].values():
+                    metrics |= dict.fromkeys(values)
+        if metric is not None and metric not in metrics:
+            raise one_of("metric", metric, metrics)
+        lines = [(row.label, [record.history for record in row.records], row.model) for row in self.rows()]
+        return curves(lines, metric or self.metric, over)
