@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -342,15 +341,15 @@ def load(folder: str | Path) -> Result:
 
 
 def report(
-    runs: str | Path | Sequence[str | Path],
+    runs: str | Path | Iterable[str | Path],
     out: str | Path = "report",
     *,
     title: str = "",
-    targets: Sequence[float] = (),
+    targets: float | Sequence[float] = (),
     baseline: str | None = None,
     by: str = "mean_last",
     apart: bool = False,
-    columns: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
     figures: bool = True,
 ) -> Path:
@@ -360,7 +359,7 @@ def report(
         runs: one or several run folders, or folders that contain runs.
         out: the folder to write to.
         title: title of the page.
-        targets: also report the rounds until each of these values of the metric, e.g. ``[0.8, 0.9]``.
+        targets: also report the rounds until one or several values of the metric, e.g. ``[0.8, 0.9]``.
         baseline: the row that others are compared with, e.g. ``"fedavg"``; default: the first.
         by: compare by ``"mean_last"`` (mean of the last 10 % of evaluations), ``"last"`` or ``"best"``.
         apart: allow runs with different data or partitions, in separate sections.
@@ -377,11 +376,12 @@ def report(
     from fedflat.reporting.page.gather import gather
     from fedflat.reporting.page.page import write_report
 
-    folders = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    folders = runs if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     folder = as_path("out", out, "report")
-    options: dict[str, Any] = {"title": title, "targets": targets, "baseline": baseline, "by": by, "apart": apart}
-    options |= {"columns": columns, "labels": labels, "figures": figures}
-    write_report(gather([as_path("runs", path) for path in folders]), folder, **options)
+    options: dict[str, Any] = {"title": title, "baseline": baseline, "by": by, "apart": apart, "labels": labels}
+    options["targets"] = [targets] if isinstance(targets, int | float) else targets
+    options["columns"] = columns.split(",") if isinstance(columns, str) else columns
+    write_report(gather([as_path("runs", path) for path in folders]), folder, **options, figures=figures)
     return folder / "report.html"
 
 

@@ -20,7 +20,9 @@ def branch(
         autocompletion=complete_run,
     ),
     algorithms: list[str] = typer.Argument(
-        metavar="ALGORITHM", help="algorithms to continue with, e.g. fedavg fedsam", autocompletion=complete_algorithm
+        metavar="ALGORITHM...",
+        help="algorithms to continue with, e.g. fedavg fedsam",
+        autocompletion=complete_algorithm,
     ),
     rounds: int | None = optional("--rounds", "total number of rounds", "the run's", min=1, metavar="N"),
     assignments: list[str] = SET,

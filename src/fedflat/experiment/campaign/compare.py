@@ -258,7 +258,7 @@ def parallel_runs(
             return 1
         return min(available_cores(), runs)
     if obstacle:
-        raise UserError(f"cannot execute {jobs} runs in parallel: {obstacle}; use 1 job")
+        raise UserError(f"cannot execute {jobs} runs in parallel: {obstacle}; use jobs=1")
     return min(jobs, runs)
 
 
@@ -276,7 +276,8 @@ def _obstacle_to_processes(
         return "the running script defines the data, model or task, which other processes cannot import"
     local_names = unsendable_names(configs)
     if local_names:
-        return f"the running script defines {' and '.join(local_names)}, which other processes cannot import"
+        names = " and ".join(local_names)
+        return f"other processes cannot import {names} from the running script, only from a file that it imports"
     return ""
 
 
