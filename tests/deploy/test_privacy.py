@@ -47,7 +47,9 @@ def displacement(reply: Message) -> np.ndarray:
     return reply.content.array_records["arrays"]["displacement"].numpy()
 
 
-def test_sites_clip_and_the_server_adds_unpredictable_noise_to_the_mean(tmp_path: Path) -> None:
+def test_sites_clip_and_the_server_adds_unpredictable_noise_to_the_mean(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     silent, sent, grid = federated(tmp_path / "silent", f"dp(noise=1e-9,clip={CLIP})")
     assert all(np.linalg.norm(vector) == pytest.approx(CLIP, rel=1e-5) for vector in sent)
     losses = [reply.content.metric_records["numbers"]["loss"] for reply in grid.came if "numbers" in reply.content]
@@ -57,7 +59,9 @@ def test_sites_clip_and_the_server_adds_unpredictable_noise_to_the_mean(tmp_path
     simulated = fedflat.run("fedsam", **names, **more).record
     weights = simulated.models["server"].weights
     assert np.allclose(silent.models["server"].weights, weights, atol=1e-6), "the same as in a simulation"
+    assert "expect low accuracy" not in caplog.text
     runs = [federated(tmp_path / name, f"dp(noise=0.5,clip={CLIP})")[0] for name in ("one", "two")]
+    assert caplog.text.count("expect low accuracy") == 2
     one, two = ((run.models["server"].weights - weights).double().numpy() for run in runs)
     assert one.std() == pytest.approx(0.5 * CLIP / SITES, rel=0.05)
     assert abs(np.corrcoef(one, two)[0, 1]) < 0.1, "the noise does not depend on the seed"

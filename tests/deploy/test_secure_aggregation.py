@@ -23,6 +23,7 @@ from fedflat.algorithms.named import NAMED
 from fedflat.cli.application import app
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.site.site import Site
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.deploy.trust.secure_sum import (
     add_mask,
@@ -124,6 +125,25 @@ def test_a_site_that_drops_out_does_not_spoil_the_round(tmp_path: Path) -> None:
         # The last message comes after the update, which therefore counts.
         assert line["accepted"] == clear["accepted"] == ([0, 1, 2, 3] if line["round"] == 3 else [0, 1, 3])
         assert line["missing"].keys() == clear["missing"].keys()
+
+
+def test_a_repeated_round_keeps_its_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt rounds differently, as GPUs may do, and the first one loses an update."""
+    compute, rng, lost = Site.full_gradient, np.random.default_rng(0), []
+
+    def rounded(*arguments: Any) -> tuple[Any, dict[str, float]]:
+        gradient, numbers = compute(*arguments)
+        return gradient * rng.uniform(1 - 1e-6, 1 + 1e-6), numbers
+
+    def tamper(reply: Message) -> Message | None:
+        lost.append(reply.metadata.message_type == "train" and not any(lost))
+        return None if lost[-1] else reply
+
+    monkeypatch.setattr(Site, "full_gradient", rounded)
+    more = {"algorithm": "mime", "training.rounds": 2}
+    secure, _ = federated(tmp_path, tamper, **more, **{"deploy.secure_threshold": 1.0})
+    clear, _ = federated(tmp_path / "clear", **more, **{"deploy.secure_aggregation": False})
+    assert any(lost) and np.allclose(secure.models["server"].weights, clear.models["server"].weights, rtol=0, atol=1e-5)
 
 
 def test_a_sum_of_too_few_sites_is_never_revealed(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def _serve_address(address: str, root_certificates: str | None, parent: int) -> 
     """Handle the tasks of one SuperNode or SuperLink; ends with the process ``parent``."""
     end_with_parent()
     _wait_until_open(address)
+    print(f"Handling the tasks of {address}.", flush=True)
     # Flower has no option for the executor, so replace the function that returns it.
     superexec.get_executor = lambda *args, **kwargs: ForkExecutor()
     superexec.run_superexec(address, root_certificates is None, root_certificates, parent_pid=parent)

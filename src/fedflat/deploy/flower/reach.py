@@ -61,7 +61,8 @@ def reach(
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
         raise UserError(
-            f"{address} cannot be reached ({reason}); is its SuperLink running, or the gateway for sites, on this port?"
+            f"{address} cannot be reached ({reason}); is its SuperLink, or the gateway for sites, running on this port?"
+            " A SuperLink needs about 10 seconds to start"
         ) from None
     finally:
         connection.close()
@@ -74,7 +75,10 @@ def _host_and_port(address: str) -> tuple[str, int]:
     """Split HOST:PORT; an IPv6 host may be in brackets."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
-        raise UserError(f"{address!r} is not an address; expected HOST:PORT, for example server.example.org:8000")
+        raise UserError(
+            f"{address!r} is neither a folder nor an address; expected a project folder, or HOST:PORT, for example "
+            "server.example.org:8000"
+        )
     return host.strip("[]"), int(port)
 
 

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
 from fedflat.data import Dataset
+from fedflat.deploy.server.check_project import noise_advice
 from fedflat.deploy.server.engine import SITES_SET, SitesEngine
 from fedflat.deploy.server.federation_file import SCORES, FederationFile, read_document
 from fedflat.deploy.server.ledger import LEDGER, Ledger
@@ -129,7 +130,11 @@ def serve(
         engine=build_engine,
     )
     require_support(run.training, run.problem, config.algorithm, deployment)
-    require_minimum(config, len(run.partition.clients), deployment)
+    clients = len(run.partition.clients)
+    require_minimum(config, clients, deployment)
+    cohort_size = min(config.federation.clients_per_round, clients)
+    if advice := noise_advice(run.training, run.problem.layout.size, cohort_size):
+        log.warning("fedflat: %s", advice)
     sites = run.engine
     assert isinstance(sites, SitesEngine)
     try:
@@ -138,7 +143,7 @@ def serve(
         _note_in_status(folder, sites.nodes, str(error))
         raise
     if deployment.score:
-        _score_sites(sites, record, run.primary, len(run.partition.clients))
+        _score_sites(sites, record, run.primary, clients)
     _note_in_status(folder, sites.nodes)
     log.info("fedflat: done; show the results with: fedflat show %s", shlex.quote(str(folder.path)))
     return record

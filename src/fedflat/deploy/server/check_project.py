@@ -118,7 +118,7 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> CheckedProject:
         parts.append(_part(f"site {number}", site.problem.data, len(site.indices)))
         advice[f"site {number}"] = own_statistics
     rounds, cohort_size = config.training.rounds - config.init_rounds, min(config.federation.clients_per_round, clients)
-    advice["privacy"] = _noise_advice(training, problem.layout.size, cohort_size)
+    advice["privacy"] = noise_advice(training, problem.layout.size, cohort_size)
     return CheckedProject(
         parts,
         training.privacy.describe(rounds) if training.privacy else "",
@@ -135,7 +135,7 @@ def _part(part: str, data: Dataset, train: int) -> CheckedPart:
     return CheckedPart(part, data.name, train, len(data.test), outputs)
 
 
-def _noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
+def noise_advice(training: Training, parameters: int, cohort_size: int) -> str:
     """Say by how much the noise exceeds what it protects; empty if accuracy tolerates it, or without privacy.
 
     The mean of a cohort's updates has at most the norm ``clip``. Noise with the standard deviation s in each of d

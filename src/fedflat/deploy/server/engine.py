@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -72,11 +73,13 @@ class SitesEngine:
         settings: digest of the run's settings, for secure aggregation.
         attempt: the class of an attempt at a round.
         primary: name of the model that sites validate, or ``server`` until it exists; set when the run begins.
+        gradients: the last secure mean gradient, by round and clients.
     """
 
     def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, deployment: Deployment) -> None:
         self.problem, self.nodes, self.ledger, self.deployment = problem, nodes, ledger, deployment
         self.experiment, self.settings, self.primary, self.attempt = "", "", "server", RoundAttempt
+        self.gradients: dict[tuple[int, ...], Tensor] = {}
         self._evaluator = LoopEngine(problem, workers=1)
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
@@ -288,11 +291,8 @@ class RoundAttempt:
     def _lr_sum(self, steps: int) -> float:
         """Return the sum of the learning rates over the local steps of a client that makes ``steps`` of them."""
         training, total_steps, round = self.training, torch.tensor(float(steps)), torch.tensor(float(self.round))
-        lrs = [
-            training.algorithm.lr_schedule(training.schedule, round, torch.tensor(float(step)), total_steps)
-            for step in range(steps)
-        ]
-        return float(sum(float(lr) for lr in lrs))
+        lr_at = partial(training.algorithm.lr_schedule, training.schedule, round)
+        return float(sum(float(lr_at(torch.tensor(float(step)), total_steps)) for step in range(steps)))
 
     def _expected_gradients(self) -> ExpectedUpdates:
         """Return what honest gradients of this cohort look like, as updates without training."""

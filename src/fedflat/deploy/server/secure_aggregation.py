@@ -84,7 +84,10 @@ class SecureAttempt(RoundAttempt):
         if total is None:
             return None
         self._gradient_cost = total_gradient_cost(total.updates)
-        return total.means[GRADIENT]
+        # GPUs may round differently in another attempt, but sites train with only one gradient per round.
+        key = (self.round, *self.accepted)
+        self.engine.gradients = {key: self.engine.gradients.get(key, total.means[GRADIENT])}
+        return self.engine.gradients[key]
 
     def _train(self, broadcast: Mapping[str, Tensor], common_gradient: Tensor | None) -> Outcome | None:
         expected = self._expected_updates()
@@ -140,8 +143,7 @@ class SecureAttempt(RoundAttempt):
         """
         expected = replace(expected, arrays={CLIPPED: ArraySpec((), np.dtype(np.float64)), **expected.arrays})
         record = array_record(broadcast)
-        base = arrays_digest(record)
-        roster, signatures = self._collect_keys(base)
+        roster, signatures = self._collect_keys(arrays_digest(record))
         self.required = max(roster.threshold, self.engine.deployment.minimum)
         if len(roster.keys) < self.required:
             return None
@@ -390,8 +392,7 @@ class SecureAttempt(RoundAttempt):
         for client, values in contents.items():
             messages[client] = message_content(arrays, self._header(client, base))
             messages[client][SECURE] = ConfigRecord(dict(values))
-        timeout = self.engine.deployment.timeout
-        return self.engine.nodes.ask(kind, messages, str(self.round), timeout, receive, quorum)
+        return self.engine.nodes.ask(kind, messages, str(self.round), self.engine.deployment.timeout, receive, quorum)
 
     def _exclude(self, absences: Absences) -> None:
         """Leave out clients that did not answer, or not as expected."""
