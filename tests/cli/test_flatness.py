@@ -330,6 +330,8 @@ def test_weights_files(fedflat, weights):
     drawn = fedflat("flatness", "landscape", *weights, *MEASURED, *grid)
     assert drawn.exit_code == 0 and "own" in drawn.stdout and "digits, 40 train examples" in drawn.stdout
     assert Path("flatness/landscape/contours.pdf").exists()
+    shown = " ".join(fedflat("flatness", "path", *weights, *MEASURED, *grid, "--out", "p").stdout.split())
+    assert "check that the train loss agrees with your script: own " in shown
     path = json.loads(fedflat("flatness", "path", *weights, *MEASURED, *grid, "--out", "p", "--json").stdout)
     own, other = (torch.nn.utils.parameters_to_vector(module.parameters()) for module in weights.values())
     assert path["distance"] == pytest.approx(float((own - other).norm().detach()), rel=1e-5)
@@ -380,7 +382,7 @@ def test_unequal_losses_of_weights_files(fedflat, weights, monkeypatch):
         ("own.pt", ("--module", "net.py:Net", *MEASURED[2:]), "required argument: 'size' ... write a function"),
         ("own.pt", ("--module", "broken.py:make", *MEASURED[2:]), "broken.py, line 1: SyntaxError"),
         ("large.pt", MEASURED, "weights of another architecture ... 1.weight has shape 4x64"),
-        ("own.pt", (*MEASURED, "--client", "1"), "client 1 ... 1 client"),
+        ("own.pt", (*MEASURED, "--client", "1"), "--client ... own.pt is a weights file"),
     ],
 )
 def test_user_errors_with_weights_files(fedflat, weights, run, model, flags, sentence):

@@ -109,8 +109,11 @@ def test_a_pooler_of_the_model_is_loaded_with_a_fresh_head():
 
 def test_unnamed_tensors_are_not_a_state_dict(tmp_path):
     torch.save({0: torch.zeros(2)}, tmp_path / "numbers.pt")
-    with pytest.raises(fedflat.UserError, match="no state_dict"):
+    with pytest.raises(fedflat.UserError, match="a dictionary with key 0; expected a state_dict"):
         load_weights(nn.Linear(1, 1), "mine", tmp_path / "numbers.pt")
+    (tmp_path / "empty.pt").touch()
+    with pytest.raises(fedflat.UserError, match="damaged or not a torch file"):
+        load_weights(nn.Linear(1, 1), "mine", tmp_path / "empty.pt")
 
 
 def test_frozen_and_tied_parameters_may_be_missing():

@@ -146,6 +146,10 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     assert 9 * 1000 * 25_000 / 46_000 < document["gpu"]["seconds"] < 1.5 * 9 * 1000 * 25_000 / 46_000
     unknown = fedflat("reproduce", "wima/table3", "--set", "init=w.pt", "--dry-run").stdout
     assert "unknown (no measured speed of mobilenetv2)" in unknown
+    shown = fedflat("reproduce", "wima", "--seeds", "1", "--dry-run", "--no-probe").stdout
+    runs = [int(count) for count in re.findall(r"^runs +(\d+) with", shown, re.MULTILINE)]
+    total = re.search(r"^all tables +(\d+) distinct runs, [\d,]+ rounds remaining", shown, re.MULTILINE)
+    assert total and len(runs) == 7 and int(total[1]) < sum(runs), shown
 
 
 def test_results_as_markdown_and_csv(fedflat, tmp_path):

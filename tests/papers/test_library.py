@@ -139,6 +139,7 @@ def test_names():
     chosen = find_table("fedswa/table2").choose(["fedavg/*-rounds", "fedswa/cifar10-vgg-11-accuracy"])
     assert [cell.name for cell in chosen][-1] == "fedswa/cifar10-vgg-11-accuracy"
     assert len(chosen) == 7
+    assert find_table("eccv/table1").choose(["FedSAM"]) == find_table("eccv/table1").choose(["fedsam/*"])
 
 
 @pytest.mark.parametrize(

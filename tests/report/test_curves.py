@@ -135,6 +135,9 @@ def test_each_algorithm_has_one_colour_and_marker() -> None:
     variants = line_styles(["fedsam, round 3", "fedsam", "fedavg, lr=0.1", "fedavg (seed 1)"])
     assert (variants["fedsam"], variants["fedavg, lr=0.1"]) == (styles["fedsam"], styles["fedavg"])
     assert len({style.colour for style in variants.values()}) == 4
+    seeds = line_styles(f"{name} (seed {seed})" for seed in range(3) for name in demo)
+    assert len(set(seeds.values())) == 18
+    assert all(seeds[f"{name} (seed {seed})"].colour == styles[name].colour for seed in range(3) for name in demo)
     figure = curves([(name, [history(0.8)], "server") for name in demo], "accuracy")
     drawn_styles = [(line.get_color(), line.get_marker()) for line in figure.axes[0].lines]
     assert drawn_styles == [(style.colour, style.marker) for style in styles.values()]

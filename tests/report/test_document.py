@@ -234,7 +234,8 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
         for number, cka in ((1, None), (3, 0.9))
     ]
     store("similarity", {"model": "run:server", "eigenvectors": 5, "expected_of_random": 0.01, "clients": clients})
-    path = Landscape("path", ((0.0, 0.5, 1.0),), {"train_loss": np.array([1.0, 4.0, 2.0])}, (), {"distance": 7.0})
+    values = {"train_loss": np.array([1.0, 4.0, 2.0]), "test_error": np.array([0.1, 0.3, 0.1])}
+    path = Landscape("path", ((0.0, 0.5, 1.0),), values, (), {"distance": 7.0})
     save_landscapes(folder / "landscape.json", {"fedavg to fedsam": path.with_metadata(curved=True, aligned=True)})
     (folder / "sharpness" / "norms.json").write_text('{"models": {"damaged": {}}}')
     with pytest.warns(UserWarning, match="norms.json is damaged"):
@@ -265,7 +266,11 @@ def test_stored_measurements_become_tables_and_sharpness_lines(compared):
     assert found.pop(("Curvature of single parameters", "FedAvg", "1.weight")) == layer
     similarity = found.pop(("Similarity of clients and server", "FedAvg, seed 1", "run:server"))
     assert list(similarity.values()) == pytest.approx([0.5, 0.2, 0.9, 0.01, 5, 2])
-    barrier = {"barrier of train loss": 2.5, "distance of weights": 7.0}
+    barrier = {
+        "barrier of training loss": 2.5,
+        "barrier of test error %": pytest.approx(20),
+        "distance of weights": 7.0,
+    }
     assert found.pop(("Paths between models", "FedAvg to FedSAM", "trained curve, after alignment")) == barrier
     assert not found
     style = next(row["style"] for row in section["rows"] if row["label"] == "FedSAM")

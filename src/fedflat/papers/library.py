@@ -95,10 +95,11 @@ class PaperTable:
         return Cell(name, self.full_name, labels, published, words, self.paper.protocol(str(words["protocol"])))
 
     def choose(self, patterns: list[str] | tuple[str, ...]) -> list[Cell]:
-        """Return the cells whose names match any of ``patterns``, e.g. ``fedavg/*``; without patterns, all cells."""
+        """Return the cells that match any of ``patterns``, e.g. ``fedavg/*`` or ``fedavg``, a row; default: all."""
         chosen: set[str] = set()
         for pattern in patterns or ["*"]:
-            matching = [name for name in self.cells if fnmatchcase(name, pattern.lower())]
+            spellings = (pattern.lower(), f"{pattern.lower()}/*")
+            matching = [name for name in self.cells if any(fnmatchcase(name, spelling) for spelling in spellings)]
             if not matching:
                 hint = f"fedflat papers {self.full_name} --list-cells"
                 raise one_of("cell", pattern, self.cells, hint, owner=self.full_name)

@@ -320,7 +320,7 @@ def _judge_values(cell: Cell, values: tuple[float, ...], seeds: str, deviations:
         return CellOutcome(cell, values, "unjudged", "measured on another machine")
     allowed = tolerance(published, values) if values else None
     if allowed is None:
-        remark = "one seed and no ±: use --seeds 3" if values else "no value could be computed"
+        remark = "one seed and no published ±" if values else "no value could be computed"
         return CellOutcome(cell, values, "unjudged", remark)
     return CellOutcome(cell, values, _verdict(fmean(values) - published.value, allowed), seeds, allowed)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.config import Config
     from fedflat.papers import PaperTable
     from fedflat.papers.outcome import CellOutcome, MeasuredRun
-    from fedflat.papers.plan import Deviations, ReproductionPlan
+    from fedflat.papers.plan import Deviations, PlannedExperiment, ReproductionPlan
 
 SCALES = ("paper", "small")
 UNCHANGED_RESULTS = ("engine.", "data.dir")
@@ -98,12 +98,14 @@ def reproduce(
     documents: list[dict[str, Any]] = []
     all_outcomes: list[CellOutcome] = []
     failure: UserError | None = None
+    plans: list[ReproductionPlan] = []
     for paper_table in tables:
         folder = root / paper_table.paper.name
         chosen_cells = paper_table.choose([paper_table.file.representative] if representative else cells)
         plan = make_plan(paper_table, chosen_cells, seed_list, folder, deviations)
         work = remaining_work(plan.runs, probing=probe and not deviations.small)
         if dry_run:
+            plans.append(plan)
             documents.append(_plan_document(plan, work))
             if not as_json:
                 _print_plan(plan, work)
@@ -121,6 +123,8 @@ def reproduce(
             break
     if not dry_run:
         _write_outcomes(markdown, as_csv, all_outcomes, deviations.small)
+    elif len(tables) > 1 and not as_json:
+        _print_total(plans)
     if as_json:
         print_json(documents if len(tables) > 1 else documents[0])
     if failure is not None:
@@ -236,15 +240,15 @@ def _missing_datasets(plan: ReproductionPlan) -> list[str]:
     return list(dict.fromkeys(missing))
 
 
-def _shown_gpu_time(plan: ReproductionPlan) -> str:
+def _shown_gpu_time(runs: Sequence[PlannedExperiment]) -> str:
     """Return a text with the estimated time on the GPU that the stored results come from, and the runs left out."""
     from fedflat.papers.cost import HARDWARE, gpu_time
 
-    time = gpu_time(plan.runs)
+    time = gpu_time(runs)
     unmeasured = f"no measured speed of {', '.join(time.unknown)}"
     if not time.runs:
         return f"unknown ({unmeasured})" if time.unknown else "none"
-    rest = f", without {counted(len(plan.runs) - time.runs, 'run')}: {unmeasured}" if time.unknown else ""
+    rest = f", without {counted(len(runs) - time.runs, 'run')}: {unmeasured}" if time.unknown else ""
     return f"about {shown_seconds(time.seconds)} on one {HARDWARE} in bf16, from measured rounds{rest}"
 
 
@@ -259,7 +263,7 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
         reason = f" ({work.reason})" if work.reason else ""
         estimate = f"about {shown_seconds(work.seconds)} (estimated)"
         lines["time on this machine"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
-        lines["time on a GPU"] = _shown_gpu_time(plan)
+        lines["time on a GPU"] = _shown_gpu_time(plan.runs)
         if _missing_datasets(plan):
             lines["data to get"] = "; ".join(f"fedflat data get {name}" for name in _missing_datasets(plan))
     if _substitutes(plan):
@@ -283,8 +287,17 @@ def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
                 [config.algorithm, config.model, data.dataset, data.partition, per_round, epochs, training.rounds]
             )
     columns = ("algorithm", "model", "data", "partition", "per round", "epochs", "rounds")
-    screen().print()
-    screen().print(table(columns, rows, numeric=columns[4:]))
+    screen().print("", table(columns, rows, numeric=columns[4:]), "")
+
+
+def _print_total(plans: Sequence[ReproductionPlan]) -> None:
+    """Print the total work of several tables; tables of a paper share runs."""
+    runs = list({run.folder: run for plan in plans for run in plan.runs}.values())
+    rounds = shown_count(sum(run.rounds_left for run in runs))
+    total = {"all tables": f"{len(runs)} distinct runs, {rounds} rounds remaining"}
+    if not plans[0].deviations.small:
+        total["time on a GPU"] = _shown_gpu_time(runs)
+    screen().print(key_values(total))
 
 
 def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any]:

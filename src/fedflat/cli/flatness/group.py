@@ -20,9 +20,10 @@ flatness = typer.Typer(cls=CommandGroup, no_args_is_help=True)
 
 @flatness.callback()
 def about() -> None:
-    """Measure flatness around the models of runs: curvature, sharpness, landscapes, clients, generalisation.
+    """Measure flatness around models of runs or weights files: curvature, sharpness, landscapes, generalisation.
 
     A model is RUN (the run's primary model), RUN:MODEL, or RUN:MODEL@ROUND for runs with --save-every.
+    A weights file (.pt, .safetensors) needs --module FILE.py:FUNCTION and --dataset NAME.
     Nothing is retrained, except that `clients` and `similarity` retrain single rounds and `stability` trains runs.
 
     Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima

@@ -13,7 +13,14 @@ import typer
 
 from fedflat.cli.flatness.common import OutputFlags, print_files, print_table, result_folder
 from fedflat.cli.flatness.landscape_checks import warn_of_landscape
-from fedflat.cli.flatness.models import MODELS, ModelFlags, default_folder, open_models, print_caveats
+from fedflat.cli.flatness.models import (
+    MODELS,
+    ModelFlags,
+    default_folder,
+    open_models,
+    print_caveats,
+    print_normalisation,
+)
 from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import SEED, optional, with_flag_groups
 from fedflat.cli.shared.screen import counted, print_json, screen, shown_count, shown_seconds
@@ -162,6 +169,7 @@ def plane(
         )
     heading = f"The plane through {', '.join(mark.name for mark in grid.marks[:3])}"
     print_table(heading, columns, rows, subtitle=_describe_data(grid))
+    _print_normalisation(opened, grid)
     print_files(files)
 
 
@@ -224,7 +232,13 @@ def path(
     heading = f"From {title}{kind}, distance {grid.metadata['distance']:.4g}"
     note = f"barrier: maximum over {len(grid.axes[0])} points, a lower bound; raise --points until it stops changing"
     print_table(heading, columns, rows, note, subtitle=_describe_data(grid))
+    _print_normalisation(opened, grid)
     print_files(files)
+
+
+def _print_normalisation(models: dict[str, RunModel], grid: Landscape) -> None:
+    """Print the normalisation of weights files and their training losses, which the grid marks."""
+    print_normalisation(models, {mark.name: mark.values["train_loss"] for mark in grid.marks})
 
 
 def _evaluate_between(

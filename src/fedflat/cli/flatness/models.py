@@ -98,23 +98,30 @@ def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[
         losses: for each model, its loss on each subset.
         on: the set on which the losses were measured.
     """
-    from fedflat.experiment.analysis.external_model import ExternalModel
     from fedflat.flatness.checks import describe_unequal_losses, describe_unequal_sizes
 
     means = {name: fmean(values) for name, values in losses.items()}
-    files = [name for name, model in models.items() if isinstance(model, ExternalModel)]
+    files = print_normalisation(models, means, on)
     if len(files) < len(models):
         note = "loss: of the model on these examples; the local train loss of a run is the mean over local steps"
         screen().print(note, style="dim")
-    if files:
-        shown = ", ".join(f"{name} {means[name]:.4g}" for name in files)
-        normalisation = _describe_normalisation(models[files[0]].problem.data)
-        screen().print(f"{normalisation}; check that the {on} loss agrees with your script: {shown}", markup=False)
     warnings = [describe_unequal_sizes({name: model.problem.layout.size for name, model in models.items()})]
     if on == "train":
         warnings.append(describe_unequal_losses(means, has_runs=len(files) < len(models)))
     for warning in filter(None, warnings):
         screen().print(warning, style="yellow", markup=False)
+
+
+def print_normalisation(models: Mapping[str, RunModel], losses: Mapping[str, float], on: str = "train") -> list[str]:
+    """Print how the inputs of weights files are normalised, and their losses; return the names of these files."""
+    from fedflat.experiment.analysis.external_model import ExternalModel
+
+    files = [name for name, model in models.items() if isinstance(model, ExternalModel)]
+    if files:
+        shown = ", ".join(f"{name} {losses[name]:.4g}" for name in files)
+        normalisation = _describe_normalisation(models[files[0]].problem.data)
+        screen().print(f"{normalisation}; check that the {on} loss agrees with your script: {shown}", markup=False)
+    return files
 
 
 def _describe_normalisation(data: Dataset) -> str:
@@ -160,6 +167,10 @@ def measure_models(
     Returns:
         The models by name, and by name the results on each subset.
     """
+    from fedflat.experiment.analysis.reopen import is_weights_file
+
+    if data.client is not None and (files := [text for text in references if is_weights_file(text)]):
+        raise UserError(f"--client selects a client of a run, but {files[0]} is a weights file; leave --client out")
     results: dict[str, list[T]] = {}
     with status_line(output.silent) as progress:
         models = open_models(references, output.silent, opening)

@@ -107,7 +107,8 @@ def _print_measured(
     console = screen()
     console.print(table(heads, [[row[index] for index in columns] for row in rows], numeric=numeric, whole=("cell",)))
     console.print()
-    console.print(table(SUMMARY_COLUMNS, ledger.summary()))
+    paper = name and name.strip("/").lower().partition("/")[0]
+    console.print(table(SUMMARY_COLUMNS, [row for row in ledger.summary() if paper in (None, row[0])]))
     console.print(
         "\nminutes: device time of the runs behind a cell, which may measure other cells as well", style="dim"
     )
@@ -122,7 +123,10 @@ def _print_papers(papers: list[Paper]) -> None:
         contents = [*tables, f"figures {', '.join(figures)}"] if figures else tables
         rows.append([paper.name, paper.file.title, str(paper.file.venue), ", ".join(contents)])
     screen().print(table(("paper", "title", "where", "tables and figures"), rows))
-    screen().print("\nDetails: fedflat papers NAME, fedflat papers NAME/table3", style="dim")
+    screen().print(
+        "\nDetails: fedflat papers NAME, NAME/table3 or NAME/figure1; measured results: fedflat papers --measured",
+        style="dim",
+    )
 
 
 def _print_paper(paper: Paper) -> None:

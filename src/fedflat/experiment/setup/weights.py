@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fedflat.models.vit import VisionTransformer
 LISTED_NAMES = 4
 """Number of tensors that an error message names; it only counts further ones."""
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
-STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "net")
 """Keys under which training scripts store the state_dict."""
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 """Prefixes that torch's wrappers (DataParallel, compile) add to every name."""
@@ -77,15 +78,28 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """A state_dict, possibly inside a training script's checkpoint; no code in the file is executed."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # a damaged pickle raises almost any type of error
+    except Exception as error:  # a damaged pickle raises almost any type of error
+        unsafe = re.search(r"GLOBAL (\S+)", str(error))
+        if unsafe is None:
+            raise UserError(
+                f"{path} is damaged or not a torch file; expected one written with torch.save(model.state_dict(), file)"
+            ) from None
         raise UserError(
-            f"{path} is not a state_dict that torch can load safely; write it with torch.save(model.state_dict(), file)"
+            f"{path} contains a Python object ({unsafe[1]}), and loading it could run code; if you trust the file, "
+            "open it with torch.load(file, weights_only=False), and save only the state_dict with torch.save"
         ) from None
+    found = f"a {type(loaded).__name__}"
     if isinstance(loaded, dict):
+        found = (
+            f"a dictionary with {_listed([repr(key) for key in loaded], 'key')}" if loaded else "an empty dictionary"
+        )
         loaded = next((loaded[key] for key in STATE_DICT_KEYS if isinstance(loaded.get(key), dict)), loaded)
         if loaded and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items()):
             return loaded
-    raise UserError(f"{path} contains no state_dict; write it with torch.save(model.state_dict(), file)")
+    raise UserError(
+        f"{path} contains {found}; expected a state_dict, or a dictionary with one under {', '.join(STATE_DICT_KEYS)}; "
+        "if another key holds it, save it alone: torch.save(torch.load(file)[KEY], 'weights.pt')"
+    )
 
 
 def load_tensors(
@@ -122,7 +136,7 @@ def load_tensors(
     for key, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise UserError(
-                f"{source} contains infinite or NaN values in {key}; use weights of a run that did not diverge"
+                f"{source} contains infinite or NaN values in {key}; use weights of a model that did not diverge"
             )
     network.load_state_dict(dict(tensors), strict=False)
 
@@ -175,7 +189,7 @@ def _hint_on_head(network: nn.Module, tensors: Mapping[str, Tensor]) -> str:
         return ""
     head = _head_parameter_names(network)
     body = _without_head(network, tensors, head)
-    return "" if first_mismatch(network, body, head) else "; with init_head=fresh the head may differ"
+    return "" if first_mismatch(network, body, head) else "; to train with a new head, set init_head=fresh"
 
 
 def _head_parameter_names(network: nn.Module) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import ceil
 from typing import TYPE_CHECKING, Any, Literal
 from zlib import crc32
@@ -63,9 +64,12 @@ def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
 
     An algorithm's style is fixed or determined by its name (without seed, round or settings), so that it looks the same
     in every figure. If another label of the figure already has that style, the algorithm gets the next free one.
+    Labels that differ only in the seed share a colour.
 
     >>> [(style.colour, style.marker) for style in line_styles(["fedsam", "fedavg"]).values()]
     [('#d55e00', 's'), ('#0072b2', 'o')]
+    >>> [style.line["ls"] + style.colour for style in line_styles(["fedsam (seed 0)", "fedsam (seed 1)"]).values()]
+    ['-#d55e00', '--#d55e00']
     """
     names = list(dict.fromkeys(labels))
     numbers: dict[str, int] = {}  # numbers of the styles chosen so far
@@ -75,10 +79,17 @@ def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
         algorithm = algorithms[name]
         first = FIXED.index(algorithm) if algorithm in FIXED else crc32(algorithm.encode()) % len(COLOURS)
         # Once all colours are used, the next 8 numbers have the same colours with other markers and dashes.
-        offset = len(numbers) // len(COLOURS) * len(COLOURS)
-        candidates = (offset + (first + step) % len(COLOURS) for step in range(len(COLOURS)))
+        colours_of = {_without_seed(other): number for other, number in reversed(numbers.items())}
+        blocks = count(len(colours_of) // len(COLOURS) * len(COLOURS), len(COLOURS))
+        candidates = (block + (first + step) % len(COLOURS) for block in blocks for step in range(len(COLOURS)))
+        if _without_seed(name) in colours_of:
+            candidates = count(colours_of[_without_seed(name)], len(COLOURS))
         numbers[name] = next(number for number in candidates if number not in numbers.values())
     return {name: LineStyle(numbers[name]) for name in names}
+
+
+def _without_seed(label: str) -> str:
+    return re.sub(r",? \(?seed \d+\)?", "", label)
 
 
 def algorithm_of(label: str) -> str:
@@ -94,17 +105,24 @@ def algorithm_of(label: str) -> str:
 def described_labels(names: Iterable[str], descriptions: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Return a legend label for each model, and the description that all models share (empty if they differ).
 
+    Parts of a description that the name contains are left out.
+
     Args:
         names: names of the models.
         descriptions: for each name, what the model is, e.g. ``server model, seed 0, round 60``; may be empty.
 
     >>> described_labels(["a", "b"], {"a": "server model, seed 0", "b": "server model, seed 1"})
     ({'a': 'a (server model, seed 0)', 'b': 'b (server model, seed 1)'}, '')
+    >>> described_labels(["a (seed 0)", "a (seed 1)"], {f"a (seed {seed})": f"server, seed {seed}" for seed in (0, 1)})
+    ({'a (seed 0)': 'a (seed 0)', 'a (seed 1)': 'a (seed 1)'}, 'server')
     """
+    descriptions = {
+        name: ", ".join(part for part in text.split(", ") if part not in name) for name, text in descriptions.items()
+    }
     names, texts = list(names), set(descriptions.values())
     if len(texts) == 1:
         return {name: name for name in names}, texts.pop()
-    return {name: f"{name} ({descriptions[name]})" if name in descriptions else name for name in names}, ""
+    return {name: f"{name} ({descriptions[name]})" if descriptions.get(name) else name for name in names}, ""
 
 
 def marker_spacing(points: int) -> int:

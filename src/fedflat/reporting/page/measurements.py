@@ -19,6 +19,7 @@ from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness.landscapes.path import barrier
 from fedflat.flatness.sharpness import describe_kind
 from fedflat.reporting.distinct import relative_paths
+from fedflat.reporting.figures.landscape_scale import with_unit
 from fedflat.reporting.figures.style import algorithm_of
 from fedflat.reporting.page.over_seeds import Measured, Origin, measured_at_seed, seed_means
 
@@ -326,7 +327,12 @@ def _paths_table(records: Sequence[Record]) -> Values:
     values = list(dict.fromkeys(value for _, _, heights, _ in paths for value in heights))
     rows = []
     for name, kind, heights, distance in paths:
-        finite = [heights[value] if isfinite(heights.get(value, float("inf"))) else None for value in values]
+        finite = [
+            heights[value] * (100 if value.endswith("error") else 1)
+            if isfinite(heights.get(value, float("inf")))
+            else None
+            for value in values
+        ]
         rows.append(_row(name, kind, [*finite, distance]))
-    heads = ("models", "path", *(f"barrier of {value.replace('_', ' ')}" for value in values), "distance of weights")
+    heads = ("models", "path", *(f"barrier of {with_unit(value)}" for value in values), "distance of weights")
     return _table("Paths between models", "Largest rise above the line between the values at both ends.", heads, rows)
