@@ -96,9 +96,9 @@ def curves(
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
     else:
-        corner = "lower right" if is_share(metric) else "upper right"  # where long curves leave space
         is_short = all(len(x) <= SHORT_CURVE for _, x, _, _ in bands)
-        axes.legend(fontsize=9, loc="best" if is_short else corner, **options)
+        options["loc"] = "best" if is_short else "lower right" if is_share(metric) else "upper right"
+        axes.legend(fontsize=9, **options)
     return figure
 
 
