@@ -138,6 +138,9 @@ def test_a_run_with_lost_or_changed_files_is_refused(run: Path, harm: Harm, told
 
 def test_execution_stop_and_save_settings_may_change(run: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
     changed("target: null", "target: 2.0")(run)
+    tensors, header = RunFolder(run).read_tensors(CHECKPOINT)
+    header["settings"]["evaluation"]["save_every"] = 3  # as written by earlier versions
+    RunFolder(run).write_tensors(CHECKPOINT, tensors, header)
     fedflat.resume(run, engine="loop", data_dir=tmp_path, save_every=1)
     assert contents(run) == whole and saved_rounds(run) == [5, 6]
 

@@ -292,7 +292,11 @@ def measured_seeds(compared):
                 for rho, value in rises.items()
             ]
             model["subsets"] = [{"eigenvalues": [4.0 + seed], "lambda_max": 4.0 + seed, "loss": 1.0, "examples": 20}]
-        models["mine"] = {**models["fedavg"], "model": "mine.pt", "described": "mine"}
+        other = {"model": f"old/fedsam/seed-{seed}:ema", "described": f"ema model, seed {seed}, round 3"}  # has no row
+        models |= {
+            "mine": models["fedavg"] | {"model": "mine.pt", "described": "mine"},
+            "ema": models["fedavg"] | other,
+        }
         for name in ("sharpness", "spectrum"):
             folder = compared / "fedavg" / f"seed-{seed}" / "flatness" / name
             folder.mkdir(parents=True)
@@ -305,7 +309,7 @@ def test_flatness_is_averaged_over_seeds(compared):
     (section,) = with_display_names(document, {})[0]["sections"]
     table = section["views"]["tables"][0]
     assert table["heads"] == ["model", "measured", "seeds", "loss", "lambda_max", "sam, rho 0.05", "sam, rho 0.1"]
-    assert [row["label"] for row in table["rows"]] == ["FedAvg", "FedSAM"]  # not the weights file
+    assert [row["label"] for row in table["rows"]] == ["FedAvg", "FedSAM"]  # only models of rows
     fedsam = table["rows"][1]
     assert fedsam["described"] == "server model, round 3"
     assert fedsam["numbers"] == pytest.approx([3, 1.0, 5.0, 0.21, 0.7])
@@ -314,7 +318,7 @@ def test_flatness_is_averaged_over_seeds(compared):
     assert line["x"] == [0.05, 0.1] and line["y"] == pytest.approx([0.21, 0.7])
     assert line["std"] == pytest.approx([0.01, 0.3])
     assert line["style"] == next(row["style"] for row in section["rows"] if row["label"] == "FedSAM")
-    assert len(section["views"]["rises"]["sam"]) == 2 + 3  # the weights file was measured three times
+    assert len(section["views"]["rises"]["sam"]) == 2 + 6  # two other models were measured three times
     (axes,) = figures_of(section, "last")["sharpness"].axes
     fedavg, fedsam = (container.lines[2][0].get_segments()[1] for container in axes.containers[:2])
     assert fedsam.tolist() == [[0.1, pytest.approx(0.4)], [0.1, pytest.approx(1.0)]]
