@@ -241,8 +241,7 @@ class SecureAttempt(RoundAttempt):
             boxes[client], commitments[client] = dict(zip(others, sealed, strict=True)), hashed
             return ""
 
-        base = roster.purpose.base
-        self._exclude(self._exchange("query.shares", dict.fromkeys(members, content), base, receive))
+        self._exclude(self._exchange("query.shares", dict.fromkeys(members, content), roster.purpose.base, receive))
         return boxes, commitments
 
     def _collect_updates(
@@ -332,7 +331,8 @@ class SecureAttempt(RoundAttempt):
             shares[client] = dict(zip(owners, values, strict=True))
             return ""
 
-        self._note(self._exchange("query.unmask", contents, base, receive, quorum=roster.threshold))
+        absences = self._exchange("query.unmask", contents, base, receive, quorum=roster.threshold)
+        self._note(absences if len(shares) < roster.threshold else absences._replace(missing={}))  # the rest is late
         return shares
 
     def _note(self, absences: Absences) -> None:
