@@ -71,8 +71,10 @@ def parse(text: str) -> tuple[Call, ...]:
 
 
 def _suggest_parentheses(text: str, match: re.Match[str]) -> str:
-    """Return the correct form of a number after a name, as in ``dirichlet 0.1`` or ``lr=0.1``; else nothing."""
+    """Return how to write nested parentheses, or a number after a name (``dirichlet 0.1``, ``lr=0.1``); else nothing."""
     name, inside = match.groups()
+    if inside is None and text[match.end()] == "(" and text.count("(") == text.count(")"):
+        return '; quote a value that contains parentheses: name(parameter="a (b)")'
     number = _BARE_NUMBER.fullmatch(text, match.end())
     if number is None or inside is not None:
         return ""
