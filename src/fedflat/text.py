@@ -71,7 +71,7 @@ def parse(text: str) -> tuple[Call, ...]:
 
 
 def _suggest_parentheses(text: str, match: re.Match[str]) -> str:
-    """Return how to write nested parentheses, or a number after a name (``dirichlet 0.1``, ``lr=0.1``); else nothing."""
+    """Return how to write a value with parentheses, or a number after a name (``dirichlet 0.1``); else nothing."""
     name, inside = match.groups()
     if inside is None and text[match.end()] == "(" and text.count("(") == text.count(")"):
         return '; quote a value that contains parentheses: name(parameter="a (b)")'
