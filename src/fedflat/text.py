@@ -71,10 +71,12 @@ def parse(text: str) -> tuple[Call, ...]:
 
 
 def _suggest_correction(text: str, match: re.Match[str]) -> str:
-    """Return the correct form of a list, or of a number after a name, as in ``dirichlet 0.1``; else nothing."""
+    """Return the correct form of a list, a value with parentheses or a number (``dirichlet 0.1``); else nothing."""
     name, inside = match.groups()
     if text[match.end()] == ",":
         return "; separate several algorithms by spaces (Python: pass a list)"
+    if inside is None and text[match.end()] == "(" and text.count("(") == text.count(")"):
+        return '; quote a value that contains parentheses: name(parameter="a (b)")'
     number = _BARE_NUMBER.fullmatch(text, match.end())
     if number is None or inside is not None:
         return ""

@@ -135,7 +135,7 @@ def test_sequences_need_a_partition_without_labels() -> None:
 
 def test_texts() -> None:
     assert canonical_partition("iid + held-out( share=0.20 ) + longtail") == "iid+longtail+held-out"
-    assert full_partition("virtual(size=20)") == "virtual(clients=none,size=20,alpha=0.1)"
+    assert full_partition("virtual(size=20)") == "virtual(size=20,alpha=0.1)"
     for name in PARTITIONERS:
         for text in (
             name,

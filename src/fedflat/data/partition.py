@@ -83,8 +83,11 @@ class PartitionSpec:
 
     @property
     def full_text(self) -> str:
-        """Text with all parameters."""
-        return "+".join(show(name, dataclasses.asdict(part)) for name, part in self._parts())
+        """Text with all parameters, except those that are None, i.e. unused."""
+        parts = ((name, dataclasses.asdict(part).items()) for name, part in self._parts())
+        return "+".join(
+            show(name, {key: value for key, value in values if value is not None}) for name, values in parts
+        )
 
     def _parts(self) -> list[tuple[str, Any]]:
         return [(self.name, self.partitioner), *self.modifiers.items()]

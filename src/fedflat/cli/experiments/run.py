@@ -112,7 +112,8 @@ def resume(
     if as_json:
         print_json(run_document(record))
     else:
-        print(f"The run in {folder} is already {record.status}; nothing to resume.")
+        more = f" For more rounds: fedflat branch {folder} ALGORITHM --rounds N." * (record.status == "finished")
+        print(f"The run in {folder} is already {record.status}; nothing to resume.{more}")
         print_run(record)
 
 
