@@ -246,7 +246,9 @@ def test_a_run_starts_from_a_state_dict(run: Path, tmp_path: Path) -> None:
         {"epoch": 3, "state_dict": {f"module.{key}": value for key, value in tensors.items()}},
         tmp_path / "checkpoint.pth",
     )
-    torch.save({f"module._orig_mod.{key}": value for key, value in tensors.items()}, tmp_path / "compiled.pth.tar")
+    torch.save(
+        {"net": {f"module._orig_mod.{key}": value for key, value in tensors.items()}}, tmp_path / "compiled.pth.tar"
+    )
     save_file(tensors, tmp_path / "plain.safetensors")
     save_file({f"_orig_mod.{key}": value for key, value in tensors.items()}, tmp_path / "compiled.safetensors")
     for name in ("plain.pt", "checkpoint.pth", "compiled.pth.tar", "plain.safetensors", "compiled.safetensors"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil
@@ -80,10 +80,10 @@ def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
         first = FIXED.index(algorithm) if algorithm in FIXED else crc32(algorithm.encode()) % len(COLOURS)
         # Once all colours are used, the next 8 numbers have the same colours with other markers and dashes.
         colours_of = {_without_seed(other): number for other, number in reversed(numbers.items())}
-        blocks = count(len(colours_of) // len(COLOURS) * len(COLOURS), len(COLOURS))
-        candidates = (block + (first + step) % len(COLOURS) for block in blocks for step in range(len(COLOURS)))
-        if _without_seed(name) in colours_of:
-            candidates = count(colours_of[_without_seed(name)], len(COLOURS))
+        candidates: Iterator[int] = count(colours_of.get(_without_seed(name), 0), len(COLOURS))
+        if _without_seed(name) not in colours_of:
+            blocks = count(len(colours_of) // len(COLOURS) * len(COLOURS), len(COLOURS))
+            candidates = (block + (first + step) % len(COLOURS) for block in blocks for step in range(len(COLOURS)))
         numbers[name] = next(number for number in candidates if number not in numbers.values())
     return {name: LineStyle(numbers[name]) for name in names}
 
