@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,9 @@ def test_a_run_with_a_custom_task_is_resumed_and_evaluated_in_python(fedflat):
     assert library.resume("mine", task=Doubled()).status == "finished"
     evaluated = fedflat("evaluate", "mine", "--on", "test")
     assert evaluated.exit_code == 0 and "custom task, " in evaluated.stderr
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        library.load("mine").evaluate(on="test", task=Doubled())
 
 
 def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,10 +52,17 @@ def test_without_a_test_folder_every_fifth_is_tested_on(own: Path) -> None:
 
 
 def test_domains_are_not_silently_used_as_classes(own: Path) -> None:
+    (own / "mine/train").rename(own / "mine/Bergen")
+    text = f"images(path={own / 'mine'},size=8)"
     with pytest.warns(UserWarning, match=r"2 classes .* has the subfolders cat, dog; .* use domains\(path="):
-        (own / "mine").rename(own / "sites")
-        (own / "sites/train").rename(own / "sites/Bergen")
-        assert load(f"images(path={own / 'sites'},size=8)", own).classes == ("Bergen", "test")
+        assert load(text, own).classes == ("Bergen", "test")
+    shutil.copy(own / "mine/Bergen/cat/1.jpg", own / "mine/Bergen/dog")
+    for name in ("cat", "dog"):
+        (own / f"mine/test/{name}").rename(own / f"mine/test/big {name}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(text, own)  # no common subfolders
+        load(f"images(path={own / 'mine/Bergen'},size=8)", own)  # no subfolders
 
 
 def test_a_damaged_entry_says_what_to_delete(own: Path, left_in_cache: Callable[[Path], list[str]]) -> None:
