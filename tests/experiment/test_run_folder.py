@@ -87,7 +87,7 @@ def test_a_folder_is_locked_while_a_run_starts(tmp_path: Path, monkeypatch: pyte
     first.create(Config(), {}, "accuracy")
     first.release_lock()
     assert len(refusals) == 1 and first.exists
-    with pytest.raises(UserError, match="already contains a run"):
+    with pytest.raises(UserError, match="already has a run"):
         second.create(Config(), {}, "accuracy")
 
 

@@ -98,8 +98,7 @@ class TrainingSettings(SettingsGroup):
     task: Literal["auto", "classification", "f1", "perplexity", "exact_match", "mse", "huber", "bce"] = Field(
         "auto",
         description="loss and metrics; auto: classification, mse for float targets, bce for 0/1 labels; "
-        "huber: regression with outliers; f1, perplexity and exact_match: classification of examples or tokens, judged "
-        "by that metric",
+        "huber: robust regression; f1, perplexity and exact_match: classification, judged by that metric",
     )
     train: str = Field(
         "all",
