@@ -166,7 +166,7 @@ def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactl
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--format", "onx"], "did you mean onnx"),
+        (["--format", "torchscript"], "expected torch (a state_dict), safetensors"),
         (["--out", "weights.txt"], ".pt, .pth"),
         (["--average", "ema"], "expected one of server, wima(window=2)"),
         (["--round", "7"], "rounds: 0, 1, 2, 3"),
