@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,8 @@ def test_other_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
             load(text, tmp_path / "data")
     with pytest.raises(UserError, match="the tokeniser is a int; expected a tokeniser of transformers, or bytes"):
         from_texts(["a"], ["a"], tokeniser=5)
+    with pytest.raises(UserError, match="length=0 is out of range"):
+        from_texts(["a"], ["a"], length=0)
+    for row, message in ((5, "expected a text"), ("a", ""), ("a", "tokens exists; name a new one")):
+        with pytest.raises(UserError, match=message) if message else nullcontext():
+            from_texts([row], ["a"], folder=tmp_path / "new" / "tokens")  # a failed call leaves no folder behind

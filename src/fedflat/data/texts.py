@@ -48,6 +48,10 @@ class TextFormat:
     length: int = 128
     pack: bool = True
 
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise UserError(f"length={self.length} is out of range; expected a number at least 1")
+
 
 def from_texts(
     train: Iterable[Row],
@@ -90,13 +94,19 @@ def from_texts(
         splits["test"] = lambda: test
     layout = TextFormat(text, target, group, length, pack)
     encoder = load_tokeniser(tokeniser)
-    if folder is not None:
-        Path(folder).mkdir(parents=True)
-        write_texts(Path(folder), splits, layout, encoder, name, classes)
-        return read_texts(Path(folder), name)
-    with tempfile.TemporaryDirectory() as directory:
-        write_texts(Path(directory), splits, layout, encoder, name, classes)
-        return read_texts(Path(directory), name, in_memory=True)
+    target_folder = None if folder is None else Path(folder)
+    if target_folder is not None:
+        if target_folder.exists():
+            raise UserError(f"the folder {target_folder} exists; name a new one, or remove it")
+        target_folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target_folder and target_folder.parent) as directory:
+        content = Path(directory) / "texts"
+        content.mkdir()
+        write_texts(content, splits, layout, encoder, name, classes)
+        if target_folder is None:
+            return read_texts(content, name, in_memory=True)
+        content.rename(target_folder)
+    return read_texts(target_folder, name)
 
 
 def write_texts(
