@@ -18,9 +18,10 @@ MEASURES = {"lambda_max": "λ_max", "trace": "trace", "sharpness": "sharpness, �
 SCALES: dict[str, Any] = {"lambda_max": "log", "trace": "symlog", "sharpness": "linear"}
 """Scales of the axes of measures; a trace may be negative."""
 CAPTION = """\
-Numbers are means ± standard deviations over seeds. Differences are paired by seed, with 95 % Student intervals. ↓ and ↑
-mark the lowest and the highest learning rate of the grid: a lower or higher one might be better. *At equal upload* is
-the metric after the round in which the clients have sent as many bytes as FedAvg's clients in the whole run."""
+Numbers are means ± standard deviations over seeds. Differences are paired by seed, with 95 % intervals (Student's t). ↓
+and ↑ mark the lowest and the highest learning rate of the grid: a lower or higher one might be better. *At equal
+upload* is the metric when the clients have sent as many bytes as FedAvg's clients in the whole run, interpolated
+between evaluations."""
 Run = Mapping[str, Any]
 
 

@@ -253,7 +253,7 @@ def sweep(
         All runs, in the order of the sweep.
 
     Raises:
-        SomeFailed: at least one run failed; the others have been completed. If all failed alike: their error.
+        SomeFailed: at least one run failed; the others have been completed. If all failed alike, their error.
 
     Example:
         ``fedflat.sweep({"base": {"rounds": 50}, "grid": {"lr": [0.01, 0.1], "seed": [0, 1]}}, out="runs/lr")``
@@ -301,7 +301,7 @@ def resume(
         callbacks: objects that observe the run.
         progress: show a progress bar in terminals and notebooks.
         **changes: settings that may change: ``workers``, ``engine``, ``device``, ``ray_address``, ``data_dir`` and
-            ``save_every`` (models from now on).
+            ``save_every`` (applies to the remaining rounds).
 
     Returns:
         The complete run.
@@ -359,11 +359,11 @@ def report(
         runs: one or several run folders, or folders that contain runs.
         out: the folder to write to.
         title: title of the page.
-        targets: also report the rounds until one or several values of the metric, e.g. ``[0.8, 0.9]``.
+        targets: one or several metric values; also report the rounds needed to reach each, e.g. ``[0.8, 0.9]``.
         baseline: the row that others are compared with, e.g. ``"fedavg"``; default: the first.
         by: compare by ``"mean_last"`` (mean of the last 10 % of evaluations), ``"last"`` or ``"best"``.
         apart: allow runs with different data or partitions, in separate sections.
-        columns: columns of the results tables, e.g. ``["mean_last", "best"]``; default: all (LaTeX: two).
+        columns: columns of results tables, e.g. ``["mean_last", "best"]`` or ``"last,best"``; default: all (LaTeX: 2).
         labels: display names, e.g. ``{"mine": "Mine (ours)"}``; default: as in the algorithm's paper.
         figures: whether to draw figures.
 

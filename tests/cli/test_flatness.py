@@ -156,7 +156,7 @@ def test_models_with_different_training_losses_are_not_compared(run, capsys):
     models = dict.fromkeys(("a", "b", "diverged"), open_model(run))
     print_caveats(models, {"a": [0.10, 0.12], "b": [0.12], "diverged": [float("nan")]})
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown == "loss: of the model on these examples; the local train loss of a run is the mean over local steps"
+    assert shown == "loss: mean over these examples; a run's local train loss differs: it is a mean over local steps"
     unequal = {"a": [0.10], "b": [0.12], "diverged": [float("nan")]}
     print_caveats(models, unequal)
     shown = " ".join(capsys.readouterr().out.split())

@@ -55,8 +55,8 @@ def compare(
     ),
     figure: Path | None = optional(
         "--figure",
-        "figure of these runs",
-        "comparison.png in the output folder, with all its finished runs",
+        "figure file, with this command's runs",
+        "comparison.png in the output folder, with all finished runs there that have the same settings",
         metavar="FILE.png",
     ),
     over: str = typer.Option(

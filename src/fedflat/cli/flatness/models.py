@@ -103,7 +103,7 @@ def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[
     means = {name: fmean(values) for name, values in losses.items()}
     files = print_normalisation(models, means, on)
     if len(files) < len(models):
-        note = "loss: of the model on these examples; the local train loss of a run is the mean over local steps"
+        note = "loss: mean over these examples; a run's local train loss differs: it is a mean over local steps"
         screen().print(note, style="dim")
     warnings = [describe_unequal_sizes({name: model.problem.layout.size for name, model in models.items()})]
     if on == "train":

@@ -134,9 +134,10 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
         inputs = _stack_lists(rest[INPUTS].tolist(), file)
     else:
         numeric = rest.select_dtypes(["number", "bool"]).columns
-        texts = {
-            str(name): pandas.to_numeric(rest[name], errors="coerce").isna() for name in rest if name not in numeric
-        }
+        texts = {}
+        for name in rest.columns.difference(numeric, sort=False):
+            is_text = pandas.to_numeric(rest[name], errors="coerce").isna()
+            texts[str(name)] = is_text if is_text.any() else ~is_text  # numbers stored as text, or dates: every row
         if texts:
             group = next(iter(texts)) if len(texts) == 1 else "NAME"
             raise UserError(

@@ -130,7 +130,7 @@ class RunFolder:
             is_free = not self.path.exists()
         if self.exists:
             raise UserError(
-                f"{self.path} already has a run; continue ({self.resume_command}), remove it or choose another --out"
+                f"{self.path} already has a run; continue it ({self.resume_command}), remove it or choose another --out"
             )
         if not is_free:
             raise UserError(f"{self.path} exists and is not a run; choose another --out")
