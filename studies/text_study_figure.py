@@ -107,6 +107,8 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     """The curves of all settings, and the last metric over each measure of flatness, by file name."""
     runs = [run for run in runs if not run["tuning"]]
     cells = by_cell(runs)
+    if not cells:
+        return {}
     names = list(dict.fromkeys(name for algorithms in cells.values() for name in algorithms))
     curves = Figure(figsize=(3.2 * len(cells), 3), layout="constrained")
     points = Figure(figsize=(3.2 * len(cells), 2.4 * len(MEASURES)), layout="constrained")

@@ -380,7 +380,7 @@ def report(
     folder = as_path("out", out, "report")
     options: dict[str, Any] = {"title": title, "baseline": baseline, "by": by, "apart": apart, "labels": labels}
     options["targets"] = [targets] if isinstance(targets, int | float) else targets
-    options["columns"] = columns.split(",") if isinstance(columns, str) else columns
+    options["columns"] = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else columns
     write_report(gather([as_path("runs", path) for path in folders]), folder, **options, figures=figures)
     return folder / "report.html"
 

@@ -83,6 +83,8 @@ def test_the_figure_in_the_folder_shows_all_its_finished_runs(fedflat, compared,
             status.write_text(status.read_text().replace("finished", "paused"))
     algorithms = [[record.config.algorithm for record in records] for records in plotted]
     assert algorithms == [["fedavg"] * 2, ["fedavg", "fedavg", "fedsam", "fedsam"], ["fedavg"] * 2]
+    paused = fedflat("compare", "fedavg", *small, "--seeds", "1", "--set", "stop.seconds=1e-9", "--quiet", "--out", "p")
+    assert paused.exit_code == 0 and len(plotted[-1]) == 1
 
 
 def test_other_settings_in_the_same_folder_are_refused(fedflat, compared, small):

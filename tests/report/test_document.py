@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -329,6 +330,22 @@ def test_flatness_is_averaged_over_seeds(compared):
     assert r"FedSAM & 3 & 1 $\pm$ 0 & 5 $\pm$ 1 &" in latex_table(flatness.select(first_columns(flatness)), "tab:f")
     wide = replace(flatness, heads={**flatness.heads, "loss": "x" * 80})
     assert first_columns(wide) == ["seeds"]
+
+
+def test_values_of_different_seeds_are_not_averaged_together(compared):
+    measured_seeds(compared)
+    shutil.rmtree(compared / "fedavg" / "seed-2" / "flatness" / "sharpness")
+    for seed in range(2):  # another command measured further radii
+        folder = compared / "fedavg" / f"seed-{seed}" / "flatness"
+        shutil.copytree(folder / "sharpness", folder / "sharpness-2")
+        file = folder / "sharpness-2" / "sharpness.json"
+        file.write_text(file.read_text().replace('"rho": 0.05', '"rho": 0.2'))
+    (section,) = report_document(gather([compared]))["sections"]
+    rows = [row["numbers"] for row in section["views"]["tables"][0]["rows"] if row["label"] == "fedsam"]
+    near = pytest.approx
+    assert rows == [[3, 1.0, None, 5.0, None, None], [2, None, near(0.55), None, near(0.205), near(0.205)]]
+    line = next(line for line in section["views"]["rises"]["sam"] if line["label"] == "fedsam, mean of 2 seeds")
+    assert line["x"] == [0.05, 0.1, 0.2] and line["y"] == pytest.approx([0.205, 0.55, 0.205])
 
 
 def test_tables(document, section):

@@ -76,7 +76,7 @@ def dataset_source(text: str) -> DatasetSource:
 def _exists(text: str) -> bool:
     """Whether a text is the path of a file or folder; False also for texts that cannot be a path."""
     try:
-        return Path(text).exists()
+        return bool(text.strip()) and Path(text).exists()
     except (OSError, ValueError):
         return False
 

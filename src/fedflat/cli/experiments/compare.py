@@ -79,6 +79,7 @@ def compare(
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
     from fedflat.reporting.comparison import Comparison
+    from fedflat.reporting.distinct import drop_repeated
     from fedflat.reporting.figures.curves import AXES, mark_targets
 
     # Check everything first: downloads and runs take a long time.
@@ -116,7 +117,8 @@ def compare(
             raise
         failure = error  # raised after the results of the other runs are printed
     comparison = Comparison(records)
-    plot = (comparison if figure else Comparison(finished_records(out, base))).plot(over=over)
+    earlier = [] if figure else finished_records(out, base)
+    plot = Comparison(drop_repeated([*records, *earlier])[0]).plot(over=over)  # paused runs are only in records
     figure = figure or out / "comparison.png"
     mark_targets(plot, target, comparison.metric)
     write_figure(plot, figure)

@@ -88,7 +88,7 @@ def _warn_of_domains(path: Path, files: dict[str, list[str]]) -> None:
     """Warn if all images (``files`` by class) are in subfolders that every class has: probably <domain>/<class>."""
     subfolders = [{name.split("/")[1] for name in names} for names in files.values()]
     shared = sorted(set.intersection(*subfolders))
-    if shared and not any(is_image(name) for names in subfolders for name in names):
+    if len(shared) > 1 and not any(is_image(name) for names in subfolders for name in names):
         listed = ", ".join(shared[:3]) + ", ..." * (len(shared) > 3)
         warnings.warn(
             f"each of the {len(files)} classes (folders) of {path} has the subfolders {listed}; if these are the "

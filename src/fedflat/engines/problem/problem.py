@@ -250,7 +250,7 @@ class Problem:
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
         """The weights in ``vector`` [parameters] as tensors by name, for which autograd computes gradients.
 
-        On a CPU the tensors of a small model are always the same, filled with new values, which saves slicing.
+        A small model reuses its tensors on a CPU; otherwise they are views of ``vector``, which it must not change.
         """
         # On a GPU, several clients train at once and must not share tensors. Large tensors take longer to copy.
         if vector.is_cuda or self.layout.size > 2**16 * len(self.layout.names):

@@ -79,6 +79,11 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises almost any type of error
+        if "TorchScript" in str(error):
+            raise UserError(
+                f"{path} is a TorchScript file; expected a state_dict: "
+                "torch.save(torch.jit.load(file).state_dict(), 'weights.pt')"
+            ) from None
         unsafe = re.search(r"GLOBAL (\S+)", str(error))
         if unsafe is None:
             raise UserError(

@@ -70,7 +70,7 @@ def measured_at_seed(
     folder = Path(os.path.normpath(record.folder.path.resolve() / os.path.relpath(path, first)))
     data = "" if document.get("on") == "train" else f", {document.get('on')} data"
     for label, row, _ in group.rows:
-        for run in row.records:
+        for run in row.averaged:
             is_same = run.folder is not None and run.folder.path.resolve() == folder and run.config.seed == seed
             if is_same and row.model == name:
                 return Measured(Origin(label, f"{name} model, {rounds}{data}", examples), seed, values)
@@ -79,6 +79,8 @@ def measured_at_seed(
 
 def seed_means(measured: Iterable[Measured]) -> tuple[list[str], list[Values]]:
     """Average every value over seeds; the first measurement of a seed counts. Complete columns come first.
+
+    Values that were measured with different sets of seeds are in separate rows.
 
     Returns:
         The names of the columns, and the rows: label, description, numbers (of seeds, then the means) and spreads
@@ -99,10 +101,11 @@ def seed_means(measured: Iterable[Measured]) -> tuple[list[str], list[Values]]:
     ]
     rows = []
     for (label, described), cells in by_row.items():
-        values_of_seeds = [list(cells.get(column, {}).values()) for column in columns]
-        numbers = [fmean(each) if each else None for each in values_of_seeds]
-        spreads = [stdev(each) if len(each) > 1 else None for each in values_of_seeds]
-        seeds = len({seed for by_seed in cells.values() for seed in by_seed})
-        row = {"label": label, "described": described, "numbers": [seeds, *numbers], "spreads": [None, *spreads]}
-        rows.append(row)
+        for seeds in dict.fromkeys(tuple(sorted(by_seed)) for by_seed in cells.values()):
+            of_seeds = [cells.get(column, {}) for column in columns]
+            values_of_seeds = [list(each.values()) if tuple(sorted(each)) == seeds else [] for each in of_seeds]
+            numbers = [fmean(each) if each else None for each in values_of_seeds]
+            spreads = [stdev(each) if len(each) > 1 else None for each in values_of_seeds]
+            about = {"label": label, "described": described}
+            rows.append(about | {"numbers": [len(seeds), *numbers], "spreads": [None, *spreads]})
     return heads, rows

@@ -85,7 +85,7 @@ function lineChart(figure, lines, about) {
       if (v === null || put(v) === null) return;
       if (i < from) { early.push(put(v)); return; }
       ys.push(put(v));
-      if (l.std && l.std[i]) ys.push(...[v - l.std[i], v + l.std[i]].map(put).filter((end) => end !== null));
+      if (l.std && l.std[i]) ys.push(put(about.log ? Math.max(v - l.std[i], v / 10) : v - l.std[i]), put(v + l.std[i]));
     });
     const known = l.y.filter((v) => v !== null && put(v) !== null); // the best value stays visible, however early
     if (from && known.length) ys.push(put((about.falls ? Math.min : Math.max)(...known)));
