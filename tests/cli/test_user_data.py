@@ -78,7 +78,7 @@ def prices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_column_of_a_table_has_a_use(fedflat, prices, tmp_path):
-    with pytest.raises(UserError, match=r"column 'site' of .*group=site.*drop=site"):
+    with pytest.raises(UserError, match=r"'site' .*group=site.*drop=site"):
         load(f"arrays(path={prices},target=price)")
     with pytest.raises(UserError, match="no column 'place' for group="):
         load(f"arrays(path={prices},target=price,group=place,drop=site)")

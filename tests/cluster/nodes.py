@@ -70,6 +70,10 @@ class Nodes:
         """Kill the last node and all of its processes while it runs a task of this name."""
         self._tell(f"kill {task}")
 
+    def await_end(self, task: str) -> None:
+        """Wait until the newest node runs no task of this name; those of a killed driver end a little later."""
+        self._tell(f"await_end {task}")
+
     def kill_head(self, task: str) -> None:
         """Kill the first node and Ray's head on it while it runs a task of this name; the cluster is then lost."""
         self._tell(f"kill_head {task}")
@@ -106,7 +110,7 @@ def serve() -> None:
                 kill(cluster, added.pop())
         else:
             command, task = line.split()
-            await_task((added or [cluster.head_node])[-1], task)
+            await_task((added or [cluster.head_node])[-1], task, runs=command != "await_end")
             if command == "kill":
                 kill(cluster, added.pop())
             elif command == "kill_head":
@@ -120,8 +124,8 @@ def raylet_of(node: Any) -> int:
     return int(node.all_processes["raylet"][0].process.pid)
 
 
-def await_task(node: Any, task: str) -> None:
-    while not any(title.startswith(f"ray::{task}") for title in children(raylet_of(node)).values()):
+def await_task(node: Any, task: str, runs: bool) -> None:
+    while runs != any(title.startswith(f"ray::{task}") for title in children(raylet_of(node)).values()):
         time.sleep(0.05)
 
 

@@ -162,6 +162,7 @@ def test_a_node_then_the_driver_and_then_the_head_are_killed(cluster: Nodes, tmp
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()
     assert not (folder / "model.safetensors").exists()
+    cluster.await_end("Worker")
     with python("-m", "fedflat", "resume", str(folder), "--workers", "1", "--quiet") as again:
         cluster.kill_head("Worker")
         errors = again.communicate(timeout=scaled(120))[1]

@@ -104,7 +104,8 @@ RUN_PAGES = [page for page in PAGES if any(block.marker in ("runs", "fails") for
 def test_marked_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    run_python(blocks(page, "python")[: PREPARING_BLOCKS.get(page.name, 0)], page)
+    preparing = [block for block in blocks(page, "python") if not block.skipped]
+    run_python(preparing[: PREPARING_BLOCKS.get(page.name, 0)], page)
     for block in blocks(page, "bash"):
         for arguments in block.commands() if block.marker in ("runs", "fails") else ():
             result = CliRunner().invoke(app, arguments)

@@ -240,7 +240,7 @@ def test_components_defined_in_a_script_are_not_sent(
 ) -> None:
     monkeypatch.setattr(tiny, "__module__", "__main__")
     own = BASE.model_copy(update={"model": "tiny"})
-    with pytest.raises(UserError, match=r"script defines tiny.*use 1"):
+    with pytest.raises(UserError, match=r"import tiny .*use jobs=1"):
         comparing.parallel_runs([BASE, own], (), 2, {})
     assert comparing.parallel_runs([BASE, own], (), None, {}) == 1
     assert comparing.parallel_runs([BASE, BASE], (), 2, {}) == 2, "which do not use it"
