@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import fedflat
 from fedflat.data import Dataset, Examples
+from fedflat.engines.cpu.engine import _close_pool
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.token_model import adapt
 from fedflat.experiment.make_config import prepare
@@ -32,22 +33,26 @@ def test_padding_is_neither_attended_to_nor_counted() -> None:
     assert list(model.state_dict()) == names
 
 
-@pytest.mark.parametrize("engine", ["processes", "lanes"])
+ON_A_GPU = pytest.param("gpu", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"))
+
+
+@pytest.mark.parametrize("engine", ["processes", "lanes", ON_A_GPU])
 def test_engines_agree_on_models_that_take_keywords(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of compiled steps on text is in tests/engines/test_task.py."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where worker processes find the model
-    data, model = (language(), Tiny(dropout=0)) if engine == "lanes" else (labelled(), Tiny(classes=3, dropout=0))
+    _close_pool()  # workers that other tests have started do not know the path
+    data, model = (labelled(), Tiny(classes=3, dropout=0)) if engine == "processes" else (language(), Tiny(dropout=0))
     weights = []
     for own in (False, True):
-        settings = {**SMALL, "rounds": 2, "workers": 2 if own and engine == "processes" else 1, "device": "cpu"}
-        settings["engine__precision"] = "float64"
+        settings = {**SMALL, "rounds": 2, "workers": 2 if own and engine == "processes" else 1}
+        settings |= {"engine__precision": "float64", "device": "cuda" if own and engine == "gpu" else "cpu"}
         config, user_objects = prepare("scaffold+sam+wima", None, data, model, None, settings)
         run = Run(config, **user_objects)
         if own and engine == "lanes":
             run.engine = LaneEngine(run.problem)
         assert not run.problem.buffer_layout.names  # constants are neither averaged nor sent
         run.execute()
-        weights.append(run.server.model.weights)
+        weights.append(run.server.model.weights.cpu())
     assert (weights[0] - weights[1]).abs().max() < 1e-12
 
 
