@@ -50,6 +50,7 @@ def test_differences_are_paired_by_seed() -> None:
     runs = [made_up_run(name, seed, last) for name, each in values.items() for seed, last in enumerate(each)]
     runs += [made_up_run("scaffold", 1, 6.5, "gpt-lora"), made_up_run("fedsam", 0, 8.0)]
     runs += [made_up_run("scaffold", 0, None) | {"tuning": True, "lr": lr} for lr in (0.1, 0.2)]
+    assert study("text_study_figure").figures(runs[-2:]) == {}  # only learning rates have been tried
     table = study("text_study_figure").summary(runs)
     assert "| `fedavg` | 0.1 | 3 | 6 ± 1 |  | 6 ± 1 |" in table
     assert "| `scaffold` | 0.1 ↓ | 2 | 4.75 ± 1.1 | -0.75 [-3.93, 2.43] | 6.875 ± 0.53 |" in table

@@ -253,7 +253,7 @@ def sweep(
         All runs, in the order of the sweep.
 
     Raises:
-        SomeFailed: at least one run failed; the others have been completed. If all failed alike, their error.
+        SomeFailed: at least one run failed; the others have been completed. If all failed alike, that error is raised.
 
     Example:
         ``fedflat.sweep({"base": {"rounds": 50}, "grid": {"lr": [0.01, 0.1], "seed": [0, 1]}}, out="runs/lr")``

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 MALLOC_THRESHOLD = 2**28
 """Bytes of freed memory that malloc keeps at most, and size of the largest allocation that it serves from its heap."""
 KEEPS_FREED_MEMORY = {"MIMALLOC_PURGE_DELAY": os.environ.get("MIMALLOC_PURGE_DELAY", "1000")}
-"""Environment in which mimalloc, the allocator of torch for ARM, keeps freed memory for 1000 ms instead of 10 ms.
+"""Makes mimalloc, torch's allocator on ARM, keep freed memory for 1000 ms instead of 10 ms.
 
-mimalloc reads it when torch is loaded, so a process must be started with it.
+mimalloc reads this environment variable when torch is loaded, so set it before a process starts.
 """
 BINARY = getattr(os, "O_BINARY", 0)
 """Flag for ``os.open``: without it, Windows changes line ends."""

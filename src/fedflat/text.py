@@ -74,7 +74,9 @@ def _suggest_correction(text: str, match: re.Match[str]) -> str:
     """Return the correct form of a list, a value with parentheses or a number (``dirichlet 0.1``); else nothing."""
     name, inside = match.groups()
     if text[match.end()] == ",":
-        return "; a comma cannot join names: give several algorithms separately (Python: as a list)"
+        return (
+            "; names cannot be joined by commas: pass several algorithms as separate arguments (in Python, as a list)"
+        )
     if inside is None and text[match.end()] == "(" and text.count("(") == text.count(")"):
         return '; quote a value that contains parentheses: name(parameter="a (b)")'
     number = _BARE_NUMBER.fullmatch(text, match.end())

@@ -81,7 +81,7 @@ def test_a_setting_among_the_parameters_of_an_algorithm(fedflat, text):
         (("--partition", "dirichlet 0.1"), "did you mean 'dirichlet(0.1)'?"),
         (("--dataset", "images(path=pets (old))"), "quote a value that contains parentheses"),
         (("fedavg+wima=5",), "did you mean 'fedavg+wima(5)'?"),
-        (("fedavg,fedsam",), "give several algorithms separately"),
+        (("fedavg,fedsam",), "pass several algorithms as separate arguments"),
         (("lr=0.1",), "use --set lr=0.1 (Python: lr=0.1)"),
         (("fedavg", "lr=0.1"), "use --set lr=0.1"),
     ],

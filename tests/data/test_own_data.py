@@ -207,6 +207,9 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
             {"a": np.arange(20.0)[rows], "b": 1, "word": "x", "kind": np.array(["no", "yes"])[LABELS[rows]]}
         )
         table.to_parquet(tmp_path / "both" / f"{part}.parquet")
+    table.assign(b="7").to_parquet(tmp_path / "texts.parquet")
+    with pytest.raises(UserError, match=r"'b' \(5 of 5 rows, first row 1\)"):  # numbers stored as text
+        load(f"arrays(path={tmp_path / 'texts.parquet'},target=kind,drop=word)", tmp_path)
     columns = load(f"arrays(path={tmp_path / 'both'},target=kind,drop=word)", tmp_path)
     assert columns.kind == "vector" and columns.input_shape == (2,) and columns.classes == ("no", "yes")
     assert (

@@ -63,6 +63,10 @@ def test_domains_are_not_silently_used_as_classes(own: Path) -> None:
         warnings.simplefilter("error")
         load(text, own)  # no common subfolders
         load(f"images(path={own / 'mine/Bergen'},size=8)", own)  # no subfolders
+        for name in ("Bergen", "test"):
+            (own / "other" / name).mkdir(parents=True)
+            (own / "mine" / name).rename(own / "other" / name / "images")
+        load(f"images(path={own / 'other'},size=8)", own)  # <class>/images/, as in Tiny ImageNet
 
 
 def test_a_damaged_entry_says_what_to_delete(own: Path, left_in_cache: Callable[[Path], list[str]]) -> None:

@@ -114,6 +114,9 @@ def test_unnamed_tensors_are_not_a_state_dict(tmp_path):
     (tmp_path / "empty.pt").touch()
     with pytest.raises(fedflat.UserError, match="damaged or not a torch file"):
         load_weights(nn.Linear(1, 1), "mine", tmp_path / "empty.pt")
+    torch.jit.trace(nn.Linear(1, 1), torch.zeros(1, 1)).save(tmp_path / "script.pt")
+    with pytest.raises(fedflat.UserError, match=r"TorchScript.*state_dict"):
+        load_weights(nn.Linear(1, 1), "mine", tmp_path / "script.pt")
 
 
 def test_frozen_and_tied_parameters_may_be_missing():

@@ -19,7 +19,7 @@ def test_a_report_contains_page_and_tables(tmp_path: Path) -> None:
         tmp_path / "report",
         title="Two algorithms",
         targets=0.5,
-        columns="last,rounds_to_0.5",
+        columns="last, rounds_to_0.5",
         figures=False,
     )
     assert page == tmp_path / "report" / "report.html"

@@ -36,7 +36,7 @@ HIDDEN_FRACTION = 0.15
 """Fraction of lines that may lie outside the visible range if there are more lines than colours."""
 TARGET_COLOUR = "#7d8a97"
 SHORT_CURVE = 10
-"""Maximum number of points of a curve that may cross every corner of the axes."""
+"""Curves with at most this many points may cross any corner, so their legend takes the best free place."""
 LEGEND_ROWS = 40
 """Maximum number of lines in one column of the legend."""
 
