@@ -52,6 +52,10 @@ def similar_file(path: Path) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
+class GpuFailed(UserError):
+    """The GPU reported an error. This process can no longer use it, but a new one can."""
+
+
 class SomeFailed(UserError):
     """Runs of a comparison or sweep failed; the others have been completed."""
 

@@ -164,7 +164,14 @@ def test_stability(tmp_path: Path) -> None:
 
 
 def test_the_log_command_shows_several_runs(looked_at: Path, with_variates: Path, tmp_path: Path) -> None:
-    little = ("--flatness", "every=8,what=all", "--set", "flatness.examples=20", "--set", "flatness.clients=2")
+    little = (
+        "--flatness",
+        "every=8,what=lambda_max+sharpness+gap+drift+clients+classes+features+noise",
+        "--set",
+        "flatness.examples=20",
+        "--set",
+        "flatness.clients=2",
+    )
     call("run", "fedcm", *TINY, *little, "--seed", 1, "--out", tmp_path / "cm")
     found = document("flatness", "log", looked_at, tmp_path / "cm", "--out", tmp_path)["runs"]
     assert list(found) == ["fedsam+wima, seed 0", "fedcm, seed 1"]

@@ -12,7 +12,7 @@ import fedflat
 
 from .federations import small
 
-ROUNDS, EVERY = 300, 15
+ROUNDS, EVERY = 100, 5
 ALLOWED = 20e6
 """Bytes of growth; the driver's memory varies by 10 MB, and leaking one broadcast per round would be 40 MB."""
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def test_memory_is_flat_over_hundreds_of_rounds(ray: Any, tmp_path: Path) -> Non
     log = MemoryLog(ray)
     settings = {
         "algorithm": "scaffold",
-        "model": "mlp(hidden=1000)",
+        "model": "mlp(hidden=3000)",
         "clients_per_round": 2,
         "local_steps": 1,
         "rounds": ROUNDS,

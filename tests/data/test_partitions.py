@@ -97,7 +97,7 @@ def test_alpha_zero_needs_a_client_per_class() -> None:
         make_partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 9, 0)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.data(), st.integers(2, 10), st.integers(2, 40), SEEDS)
 def test_pathological_is_exact_or_raises_an_error(data: st.DataObject, classes: int, clients: int, seed: int) -> None:
     kept = data.draw(st.integers(1, classes))

@@ -45,7 +45,7 @@ def looks(result) -> dict[int, dict]:
     return {record["round"]: record["flatness"] for record in result.history if "flatness" in record}
 
 
-def restless(dropped: float = 0.0) -> nn.Module:
+def restless(dropped: float) -> nn.Module:
     """A model with BatchNorm and dropout."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -62,12 +62,19 @@ def small_data() -> Dataset:
     ("text", "more"),
     [
         ("fedmoswa+wima", {"engine__name": "lanes"}),
-        ("fedavg+sam", {"model": restless(0.3), "training__momentum": 0.5}),
-        ("scaffold", {"model": restless(), "training__statistics": "own", "data__augmentation": "mixup"}),
+        (
+            "scaffold+sam",
+            {
+                "model": restless(0.3),
+                "training__momentum": 0.5,
+                "training__statistics": "own",
+                "data__augmentation": "mixup",
+            },
+        ),
     ],
 )
 def test_measurements_leave_training_bit_identical(text: str, more: dict) -> None:
-    more = {"model": "mlp(hidden=2)", **more, "rounds": 3, "clients_per_round": 2}
+    more = {"model": "mlp(hidden=2)", **more, "rounds": 2, "clients_per_round": 2}
     without, beside = (
         run(text, **more),
         run(text, **more, flatness="every=2,what=all", flatness__examples=8, flatness__clients=2),

@@ -15,6 +15,7 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
 from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.registry import load_plugins
 
 BASE = {
     "rounds": 2,
@@ -26,7 +27,8 @@ BASE = {
     "device": "cpu",
     "data.validation": 0.2,
 }
-SPACE: dict[str, Any] = {"lr": {"low": 0.001, "high": 1, "log": True}, "rho": [0.01, 0.1]}
+LR: dict[str, Any] = {"lr": {"low": 0.001, "high": 1, "log": True}}
+SPACE: dict[str, Any] = {**LR, "rho": [0.01, 0.1]}
 VALUES = {"base": {**BASE, "algorithm": "fedsam(rho={rho})"}, "tune": {"trials": 6, "space": SPACE}}
 
 
@@ -128,14 +130,34 @@ def test_two_threads_share_the_trials(tmp_path: Path) -> None:
     assert sorted(trial.number for trial in found) == [0, 1, 2, 3, 4]
 
 
+FAILS_ONCE = """
+from pathlib import Path
+import fedflat
+from fedflat.algorithms.drift.prox import Prox
+
+class FailsOnce(Prox):
+    def begin(self, ctx):
+        mark = Path(__file__).with_suffix(".failed")
+        if not mark.exists():
+            mark.touch()
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\\nFor debugging ...")
+        return super().begin(ctx)
+
+fedflat.register("fails-once", fedflat.Algorithm(FailsOnce()))
+"""
+
+
 @pytest.mark.slow
-def test_several_jobs_share_the_trials(tmp_path: Path) -> None:
+def test_several_jobs_share_the_trials_and_survive_a_gpu_error(tmp_path: Path, restore_registries: object) -> None:
     needs_optuna()
-    made = search(tmp_path / "out")
-    tried = list(run_search_in_parallel(made, jobs=2))
-    assert sorted(trial.number for trial in tried) == list(range(6)) and {trial.state for trial in tried} == {
-        "complete"
-    }
+    plugin = tmp_path / "fails_once.py"
+    plugin.write_text(FAILS_ONCE)
+    load_plugins([plugin])
+    made = search(tmp_path / "out", base={**BASE, "algorithm": "fails-once"}, tune={"trials": 6, "space": LR})
+    with pytest.warns(UserWarning, match=r"trial \d: .*illegal memory access"):
+        tried = list(run_search_in_parallel(made, jobs=2))
+    assert len({trial.number for trial in tried}) == len(tried) == 5, "one of six has failed"
+    assert {trial.state for trial in tried} == {"complete"}
     assert evaluate_best(made)["validation"] == max(trial.score for trial in tried)
     assert list(run_search_in_parallel(made, jobs=2)) == []
     with pytest.raises(UserError, match=r"2 runs.*engine\.workers=2"):

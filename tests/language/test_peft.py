@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,19 @@ from fedflat.experiment.make_config import prepare
 from fedflat.experiment.run import Run
 from tests.language.tiny import SMALL, VOCABULARY, labelled, language, texts
 
-peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+if find_spec("peft") is None:
+    pytest.skip("peft is not installed", allow_module_level=True)
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 16, "max_position_embeddings": 16}
 LORA = {"task_type": "CAUSAL_LM", "r": 2, "target_modules": ["q_proj", "v_proj"]}
-CONFIGS = {
-    "lora": peft.LoraConfig(**LORA),
-    "dora": peft.LoraConfig(**LORA, use_dora=True),
-    "prompt": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-    "classes": peft.LoraConfig(task_type="SEQ_CLS", r=2),
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lora": ("LoraConfig", LORA),
+    "dora": ("LoraConfig", LORA | {"use_dora": True}),
+    "prompt": ("PromptTuningConfig", {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}),
+    "classes": ("LoraConfig", {"task_type": "SEQ_CLS", "r": 2}),
 }
+"""Class and arguments of each adapter."""
 SETTINGS: dict[str, Any] = {**SMALL, "rounds": 2, "workers": 1, "device": "cpu"}
 
 
@@ -42,8 +45,23 @@ def base(name: str = "lora", layers: int = 2) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
-def adapted(name: str = "lora") -> Any:
-    return peft.get_peft_model(base(name), CONFIGS[name])
+def adapter_config(name: str = "lora") -> Any:
+    import peft  # here, because it takes seconds in every process that collects tests
+
+    kind, arguments = CONFIGS[name]
+    return getattr(peft, kind)(**arguments)
+
+
+def adapted(name: str = "lora", model: Any = None) -> Any:
+    from peft import get_peft_model
+
+    return get_peft_model(model or base(name), adapter_config(name))
+
+
+def loaded_adapter(model: Any, folder: Path) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, folder)
 
 
 def data_for(name: str) -> Dataset:
@@ -77,7 +95,7 @@ def test_adapters_are_trained_resumed_measured_and_exported(name: str, tmp_path:
 
     resumed.export(tmp_path / "adapter", "wima", format="peft")
     assert len(list((tmp_path / "adapter").iterdir())) == 2  # the config and the weights
-    loaded = peft.PeftModel.from_pretrained(base(name).double(), tmp_path / "adapter")
+    loaded = loaded_adapter(base(name).double(), tmp_path / "adapter")
     tokens = texts(9, seed=1)[:, :-1]
     expected = logits(resumed.model("wima"), tokens)
     tolerance = 1e-7 if name == "prompt" else 0.0  # peft loads prompts in float32
@@ -103,7 +121,7 @@ def test_adapters_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monk
     Path("words.txt").write_text("".join(f"{'to be or not '[n % 9 :]}\n" for n in range(40)))
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | {"vocab_size": 257}))
     llama.save_pretrained("base")
-    CONFIGS["lora"].save_pretrained("start")
+    adapter_config().save_pretrained("start")
     flags = ["--dataset", "text(path=words.txt,length=8)", "--model", "hf(base)", "--partition", "iid"]
     flags += [
         "--clients",
@@ -132,14 +150,14 @@ def test_adapters_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monk
     invoke("run", "fedavg", *flags, "--train", f"peft({adapter})", "--out", "second")
     first, second = fedflat.load("first"), fedflat.load("second")
     assert second.history[0]["test"] == first.history[-1]["test"] != first.history[0]["test"]
-    again = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM.from_pretrained("base"), adapter)
+    again = loaded_adapter(transformers.LlamaForCausalLM.from_pretrained("base"), adapter)
     tokens = texts(4)[:, :-1]
     assert torch.equal(logits(again, tokens), logits(first.model(), tokens))
 
 
 def folder(path: Path, **changes: Any) -> Path:
     """An adapter saved for a model of three layers, with changes of its config."""
-    other = peft.get_peft_model(base(layers=changes.pop("layers", 3)), CONFIGS["lora"])
+    other = adapted(model=base(layers=changes.pop("layers", 3)))
     other.save_pretrained(path)
     config = json.loads((path / "adapter_config.json").read_text())
     (path / "adapter_config.json").write_text(json.dumps(config | changes))
@@ -163,7 +181,7 @@ def test_unsuitable_adapters_are_rejected(changes: dict[str, Any], message: str,
 
 
 def test_other_mistakes_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    CONFIGS["prompt"].save_pretrained(tmp_path)
+    adapter_config("prompt").save_pretrained(tmp_path)
     for train, model, message in (
         (f"peft({tmp_path / 'absent'})", base(), "absent has no adapter_config.json; write it with LoraConfig"),
         ("peft", base(), r"needs a folder with adapter_config.json; write peft\(path=DIR\)"),

@@ -59,6 +59,7 @@ def test_engines_agree_on_models_that_take_keywords(engine: str, monkeypatch: py
 def test_a_language_model_is_trained_resumed_and_saved(tmp_path: Path) -> None:
     """Dropout, tied weights and buffers are as in any other module."""
     settings = {**SMALL, "rounds": 4, "workers": 1, "task": "perplexity", "local_steps": 8, "lr": 0.5}
+    settings["device"] = "cpu"  # on a GPU, a resumed run draws other dropout masks
     user_objects = {"dataset": language(), "model": Tiny()}
     whole = fedflat.run("fedsam+wima", **user_objects, **settings)
     started = fedflat.rounds("fedsam+wima", **user_objects, **settings, out=tmp_path / "run")
@@ -78,7 +79,7 @@ def test_a_language_model_is_trained_resumed_and_saved(tmp_path: Path) -> None:
 
 
 def test_flatness_weights_tokens_equally() -> None:
-    result = fedflat.run("fedavg", dataset=language(), model=Tiny(), rounds=1, workers=1, **SMALL)
+    result = fedflat.run("fedavg", dataset=language(), model=Tiny(), rounds=1, workers=1, device="cpu", **SMALL)
     model = result.flatness(precision="float64")
     whole, parts = model.objective(batch=24), model.objective(batch=5)
     assert float(whole.loss()) == pytest.approx(float(parts.loss()), rel=1e-12)

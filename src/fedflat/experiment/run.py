@@ -24,9 +24,9 @@ from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, training_of
+from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, explain_gpu_errors, training_of
 from fedflat.experiment.setup.privacy import budget_verdict, privacy_metrics
-from fedflat.experiment.setup.problem import build_problem, check_new_run, decide_precision, explain_out_of_memory
+from fedflat.experiment.setup.problem import build_problem, check_new_run, decide_precision
 from fedflat.experiment.stopping import DIVERGENCE_CHECK_EVERY, Verdict, describe_divergence, stopping_verdict
 from fedflat.experiment.store.checkpoint import (
     CHECKPOINT,
@@ -83,7 +83,7 @@ class Run:
         self._user_objects = {"data": data, "model": model, "task": task}
         recorded = RunFolder(folder).config() if folder and resume else None
         config = config if engine else decide_precision(config, recorded)  # remote sites decide by themselves
-        with explain_out_of_memory(config):
+        with explain_gpu_errors(config):
             self.problem, self.partition = build_problem(config, data, model, task)
         self.config = config = config if engine else decide_compile(config, self.problem, self.partition, recorded)
         if not resume:  # a resumed run was checked when it began
@@ -125,7 +125,7 @@ class Run:
             self._notify("began")
             self._session_started = time.monotonic()  # only now: a deployment waits for its sites in "began"
             self._started = self._session_started - earlier_seconds
-            with explain_out_of_memory(self.config):
+            with explain_gpu_errors(self.config):
                 verdict = self._before_first_round()
                 while verdict is None:
                     self._train_round()

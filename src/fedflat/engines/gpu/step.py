@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -119,6 +120,8 @@ def compiled_step(problem: Problem, training: Training, backend: str = "inductor
         first = passes[0]  # only the first pass updates statistics
         return StepResult(changing_tensors(new_local), first.statistics, first.integer_buffers, first.loss, len(passes))
 
+    # torch 2.11 prints a warning about every kernel that it cannot time.
+    logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.ERROR)
     torch.compiler.reset()  # code of earlier runs counts against torch's recompilation limit
     fast_step: LocalStep = torch.compile(pure_step, dynamic=False, fullgraph=True, backend=backend)
     return fast_step if strict else StepWithFallback(fast_step, eager_step(problem, training), training.plan.batch_size)

@@ -24,7 +24,7 @@ from fedflat.algorithms import composition
 from fedflat.data import DATASETS
 from fedflat.data.sources.user_function import FunctionSource
 from fedflat.engines.round.contract import ModelState
-from fedflat.errors import SomeFailed, UserError
+from fedflat.errors import GpuFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
@@ -142,6 +142,8 @@ def run_in_sequence(tasks: Sequence[RunTask], callbacks: tuple[Callback, ...]) -
     for index, task in enumerate(tasks):
         try:
             yield index, task.execute(callbacks)
+        except GpuFailed:  # later runs in this process would fail, too
+            raise
         except UserError as error:
             yield index, error
 
@@ -173,7 +175,7 @@ def run_in_parallel(
                 if outcome is None:
                     continue
                 yield worker.index, outcome
-                if waiting and child.is_alive:
+                if waiting and child.is_alive and not isinstance(outcome, GpuFailed):
                     worker.start_task(waiting.popleft(), tasks)
                 else:
                     del workers[child]

@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedflat.engines.problem.task import lower_is_better
-from fedflat.errors import UserError
+from fedflat.errors import GpuFailed, UserError
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.compare import parallel_runs
@@ -231,9 +232,12 @@ def run_search_in_parallel(
 
 
 def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
-    """Let ``at_once`` processes do trials and yield them; a process that dies leaves its trial unfinished."""
+    """Let ``at_once`` processes do trials and yield them; a process that dies leaves its trial unfinished.
+
+    If a GPU fails, the trial has failed, and a new process takes the place of the old one.
+    """
     devices: list[str | None] = [str(device) for device in search.file.devices] or [None]
-    children = [start_process(_serve_search, search, device=devices[i % len(devices)]) for i in range(at_once)]
+    children = {start_process(_serve_search, search, device=used): used for used in islice(cycle(devices), at_once)}
     try:
         while children:
             for child in wait_for_any(children):
@@ -242,8 +246,14 @@ def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
                 except ChildDied as death:
                     if isinstance(death, ChildKilled):  # otherwise it exited because no trial was left
                         warnings.warn(f"a process of the search {death}; repeat the command to continue", stacklevel=2)
-                    children.remove(child)
+                    del children[child]
                     close_children([child], PATIENCE)
+                    continue
+                if isinstance(message, GpuFailed):
+                    warnings.warn(str(message), stacklevel=2)
+                    device = children.pop(child)
+                    close_children([child], PATIENCE)
+                    children[start_process(_serve_search, search, device=device)] = device
                     continue
                 if isinstance(message, BaseException):
                     raise message
@@ -325,6 +335,8 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
         return trial
     except LockedError:  # a UserError, but not a failure of the trial
         raise
+    except GpuFailed as error:
+        raise GpuFailed(f"{finish('failed', error=str(error))}: {error}") from error
     except UserError as error:
         return finish("failed", error=str(error))
     return finish("complete", fmean(scores))

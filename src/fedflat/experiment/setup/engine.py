@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import require_distillation
 from fedflat.engines.round.contract import Aggregation, Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
-from fedflat.errors import UserError
+from fedflat.errors import GpuFailed, UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.privacy import mechanism_of
 from fedflat.experiment.setup.problem import build_problem
@@ -269,3 +270,28 @@ def begin_averages(
         if warning:
             warnings.warn(warning, stacklevel=2)
     return {average_name(average): average.begin(info, flat_model) for average in algorithm.averages}
+
+
+@contextmanager
+def explain_gpu_errors(config: Config) -> Iterator[None]:
+    """Turn GPU errors into user errors: ``GpuFailed``, or if memory is short, one that names the settings to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        symptom = "the GPU of a Ray worker is out of memory"
+        if config.engine.name != "ray":
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
+            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
+        raise UserError(
+            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
+            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
+            "or use engine.precision=bf16"
+        ) from None
+    except RuntimeError as error:
+        message = str(error).splitlines()[0] if str(error) else ""
+        if not message.startswith("CUDA error"):
+            raise
+        raise GpuFailed(
+            f"the GPU failed ({message}); resume the run from its last checkpoint. If it fails again, set "
+            "engine.compile=off, and report the command as a bug"
+        ) from error

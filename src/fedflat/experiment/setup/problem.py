@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -380,20 +378,3 @@ def name_user_objects(config: Config, data: Dataset | None, model: nn.Module | N
     if data is not None:
         config = config.changed(data={"dataset": f"{CUSTOM}:{data.name}"})
     return config
-
-
-@contextmanager
-def explain_out_of_memory(config: Config) -> Iterator[None]:
-    """Turn a GPU out-of-memory error into a ``UserError`` that names the settings to lower."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        symptom = "the GPU of a Ray worker is out of memory"
-        if config.engine.name != "ray":
-            free, total = (size / 2**30 for size in torch.cuda.mem_get_info())
-            symptom = f"the GPU is out of memory ({total - free:.1f} of {total:.1f} GB in use)"
-        raise UserError(
-            f"{symptom}; lower training.batch_size (now {config.training.batch_size}), engine.lanes (now "
-            f"{config.engine.lanes}) or evaluation.batch_size (now {config.evaluation.batch_size}), "
-            "or use engine.precision=bf16"
-        ) from None
