@@ -198,6 +198,7 @@ def test_tables_fit_the_paper(browser, page):
         for hidden in (".controls", ".hint"):
             display = f"return getComputedStyle(document.querySelector('{hidden}')).display"
             assert browser.execute_script(display) == "none"
+        assert any(line.startswith("sam(rho=0.05, ") for line in words(browser, "dl.facts dd"))  # no default is hidden
         cropped = "return [...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth).length"
         assert browser.execute_script(cropped) == 0
         separated = "return getComputedStyle(document.querySelector('h3 + p')).breakAfter"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from fedflat.algorithms import Algorithm, algorithm
+from fedflat.algorithms.algorithm import SLOTS
+from fedflat.algorithms.composition import part_name
 from fedflat.display import column_format, is_share
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.stopping import ENDED_STATUSES, check_target
@@ -31,6 +35,7 @@ from fedflat.reporting.tables.summary import (
     summarise,
 )
 from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, has_virtual_time, target_values
+from fedflat.text import parameters, show
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""
@@ -126,12 +131,35 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "views": views_of(group),
         "runs": [_run_values(record) for record in group.records],
         "settings": relative_paths(group.records[0].config.to_yaml()),
+        "parameters": _parameters(row["algorithm"] for row in rows),
         "data_hashes": sorted(
             filter(None, {recorded_data(record.folder) for record in group.records if record.folder})
         ),
     }
     section["notes"] = notes_of(section)
     return section
+
+
+def _parameters(texts: Iterable[str]) -> dict[str, str]:
+    """Map algorithms to their parts with all parameters, defaults included.
+
+    FedAvg, which has none, and algorithms that are not registered here are left out.
+
+    >>> _parameters(["fedavg", "fedlesam+ema", "unknown"])
+    {'fedlesam+ema': 'lesam(rho=0.1, direction=client, indexing=vector) + ema(decay=0.99)'}
+    """
+    found, unset = {}, Algorithm()
+    for text in dict.fromkeys(texts):
+        with suppress(UserError):
+            made = algorithm(text)
+            parts = [part for slot in SLOTS if (part := getattr(made, slot)) != getattr(unset, slot)]
+            found[text] = " + ".join(_with_parameters(part) for part in (*parts, *made.averages))
+    return {text: parts for text, parts in found.items() if parts}
+
+
+def _with_parameters(part: Any) -> str:
+    values = {field.name: getattr(part, field.name) for field in parameters(part)}
+    return show(part_name(part) or type(part).__name__, values).replace(",", ", ")
 
 
 def _row_values(
