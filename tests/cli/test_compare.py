@@ -64,7 +64,8 @@ def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
 def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
     monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", None)
     for algorithms in (["fedsam", "fedavg"], ["fedavg", "fedsam"]):
-        assert fedflat("compare", *algorithms, *small, "--seeds", "0,1", "--quiet", "--out", compared).exit_code == 0
+        result = fedflat("compare", *algorithms, *small, "--seeds", "0,1", "--quiet", "--out", compared)
+        assert result.exit_code == 0 and "4 of 4 runs, finished earlier" in result.stdout
         rows = json.loads(fedflat("show", compared, "--json").stdout)["rows"]
         assert [row["label"] for row in rows] == algorithms  # in the order of the last comparison
 
@@ -84,7 +85,7 @@ def test_the_figure_in_the_folder_shows_all_its_finished_runs(fedflat, compared,
     algorithms = [[record.config.algorithm for record in records] for records in plotted]
     assert algorithms == [["fedavg"] * 2, ["fedavg", "fedavg", "fedsam", "fedsam"], ["fedavg"] * 2]
     paused = fedflat("compare", "fedavg", *small, "--seeds", "1", "--set", "stop.seconds=1e-9", "--quiet", "--out", "p")
-    assert paused.exit_code == 0 and len(plotted[-1]) == 1
+    assert paused.exit_code == 0 and len(plotted[-1]) == 1 and "not repeated" not in paused.stdout
 
 
 def test_other_settings_in_the_same_folder_are_refused(fedflat, compared, small):

@@ -99,9 +99,10 @@ def compare(
         check_target(value, metric)
     tracking = tracking_callbacks(track)
     records, total_runs = [], len(algorithms) * len(seed_list)
+    already_finished = finished_runs(out, algorithms, seed_list)
     failure: SomeFailed | None = None
     try:
-        with progress(silent, total_runs, finished_runs(out, algorithms, seed_list)) as display:
+        with progress(silent, total_runs, already_finished) as display:
             for record in run_comparison(base, algorithms, seed_list, out, (display, *tracking), jobs):
                 records.append(record)
                 display.count_run()
@@ -127,7 +128,10 @@ def compare(
     else:
         print_comparison(comparison, target)
         screen().print()
-        screen().print(key_values({"runs": out, "figure": figure}))
+        rows = {"runs": str(out), "figure": str(figure)}
+        if already_finished:
+            rows["not repeated"] = f"{already_finished} of {total_runs} runs, finished earlier"
+        screen().print(key_values(rows))
     if failure is not None:
         raise failure
 
