@@ -128,7 +128,7 @@ def claims_page() -> str:
             "| lambda_max of FedAvg, FedSAM, FedASAM with SWA, and FedMoSWA | Fashion-MNIST, Dirichlet 0.1 | 80 | 1 | [Landscapes](landscapes.md#four-methods-on-fashion-mnist) |",
             "| the same four methods | digits, Dirichlet 0.1 | 60 | 3 | [Landscapes](landscapes.md#four-methods-on-digits) |",
             "",
-            "Not measured yet at full scale: FedSAM and FedASAM with SWA in ECCV Table 1, and the column alpha 1,000.",
+            "Not measured yet at full scale in ECCV Table 1: FedAvg with E = 2, FedSAM and FedASAM with SWA, and alpha 1,000.",
         ]
     )
 

@@ -158,7 +158,7 @@ def test_models_with_different_training_losses_are_not_compared(run, capsys):
     unequal = {"a": [0.10], "b": [0.12], "diverged": [float("nan")]}
     print_caveats(models, unequal)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "range from 0.1 (a) to 0.12 (b), a factor of 1.2" in shown and "--save-every N" in shown
+    assert "range from 0.1 (a) to 0.12 (b), a factor of 1.2" in shown and "flatness gap RUN" in shown
     print_caveats(models, unequal, "test")
     assert "factor" not in capsys.readouterr().out
 

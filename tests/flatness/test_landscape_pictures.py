@@ -95,7 +95,13 @@ def test_clipped_and_non_finite_values_are_counted_and_reported() -> None:
     assert (scale.above, scale.below, scale.not_finite, scale.total) == (1, 1, 2, 121)
     notes = ("above 2 are drawn as 2", "below 0.002 are drawn as 0.002")
     assert scale.notes == "; ".join([*(f"1 of 121 values {n}" for n in notes), "2 of 121 values are not finite (grey)"])
-    bar = contours([Panel("FedAvg", landscape)]).axes[-1]
+    figure = contours([Panel("FedAvg", landscape)])
+    figure.draw_without_rendering()
+    caption = next(text for text in figure.texts if "bold line" in text.get_text())
+    assert caption.get_window_extent().x1 <= figure.bbox.x1  # wrapped, not cut off
+    plane = plane_picture(replace(landscape, kind="plane"), ["train_loss"])
+    assert plane.axes[0].get_xlabel().endswith("\n".join(scale.notes.split("; ")))  # one line each, below the panel
+    bar = figure.axes[-1]
     page = landscape_page([Panel("FedAvg", landscape)])
     for label in ("≤ 0.002", "≥ 2"):
         assert label in [tick.get_text() for tick in bar.get_yticklabels()] and json.dumps(label) in page

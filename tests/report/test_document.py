@@ -157,7 +157,8 @@ def test_the_flatness_log_of_a_run_is_included(real):
 
 
 def test_measured_spectra_and_clients_are_found(compared):
-    folder, names = compared / "fedavg" / "seed-0" / "flatness", ("fedavg", "mine", "fedsam (seed 1)")
+    folder = compared / "fedavg" / "seed-0" / "flatness"
+    names = ("fedavg", "mine", "fedsam (seed 1)", "fedsam (seed 2)")
     (folder / "spectrum").mkdir(parents=True)
     subset = {"eigenvalues": [4.0, 2.0], "lambda_max": 4.0, "examples": 10, "trace": {"value": 7.0, "high": 7.5}}
     other = {"eigenvalues": [6.0, 1.0], "lambda_max": 6.0, "examples": 10, "trace": {"value": 9.0, "high": 9.5}}
@@ -177,10 +178,11 @@ def test_measured_spectra_and_clients_are_found(compared):
     document = report_document(gather([compared]))
     section = document["sections"][0]
     views = section["views"]
-    spectrum, other, variant = views["spectra"]
+    spectrum, other, variant, second = views["spectra"]
     styles = {row["label"]: row["style"] for row in section["rows"]}
     assert spectrum["style"] == styles["fedavg"] and other["style"] not in styles.values()
     assert variant["style"] == styles["fedsam"]  # that of its algorithm, which no other model has
+    assert second["style"] == styles["fedsam"] + len(COLOURS)  # another seed: the same colour, other dashes and marker
     assert (spectrum["eigenvalues"], spectrum["lambda_max"], spectrum["trace"]) == ([5.0, 1.5], 5.0, 8.0)
     deviation = pytest.approx(2**0.5)  # over subsets; a single subset has that of its trace
     known = {"loss": 0.0, "lambda_max": deviation, "trace": deviation}

@@ -35,7 +35,10 @@ def describe_unequal_losses(losses: Mapping[str, float], *, has_runs: bool = Tru
     lowest, highest = losses[names[0]], losses[names[-1]]
     advice = "Report the losses with the flatness, and call no model flatter."
     if has_runs:
-        advice = "Compare saved models with similar losses (train with --save-every N, then measure RUN:server@ROUND)."
+        advice = (
+            "Compare saved models with similar losses: train with --save-every N, choose rounds with `fedflat flatness "
+            "gap RUN`, which lists the losses, and measure RUN:server@ROUND."
+        )
     return (
         f"Losses on the measured training examples range from {lowest:.3g} ({names[0]}) to {highest:.3g} "
         f"({names[-1]}), a factor of {highest / lowest:.3g}. Above a factor of {MAX_LOSS_RATIO}, differences in "

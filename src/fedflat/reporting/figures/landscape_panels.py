@@ -167,7 +167,7 @@ def add_caption(figure: Figure, title: str, notes: str = "") -> None:
     if title:
         figure.suptitle(title, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
     if notes:
-        figure.supxlabel(notes, fontsize=8, color=FAINT, x=0.01, ha="left")
+        figure.supxlabel(notes, fontsize=8, color=FAINT, x=0.01, ha="left", wrap=True)
 
 
 def style_axes(axes: Axes) -> None:

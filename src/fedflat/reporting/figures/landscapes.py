@@ -191,7 +191,7 @@ def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str =
         axes.set_aspect("equal" if 1 / 3 < ratio < 3 else "auto")
         draw_marks(axes, landscape.marks, styles)
         axes.set_title(shown_value(value), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
-        add_axis_titles(axes, landscape, scale.notes, is_leftmost=value == values[0])
+        add_axis_titles(axes, landscape, scale.notes.replace("; ", "\n"), is_leftmost=value == values[0])
         add_colour_bar(figure, axes, scale)
     add_models(figure, landscape, grid[0].lines, "outside lower left")
     add_caption(figure, title)

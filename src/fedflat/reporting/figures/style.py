@@ -79,16 +79,17 @@ def line_styles(labels: Iterable[str]) -> dict[str, LineStyle]:
         algorithm = algorithms[name]
         first = FIXED.index(algorithm) if algorithm in FIXED else crc32(algorithm.encode()) % len(COLOURS)
         # Once all colours are used, the next 8 numbers have the same colours with other markers and dashes.
-        colours_of = {_without_seed(other): number for other, number in reversed(numbers.items())}
-        candidates: Iterator[int] = count(colours_of.get(_without_seed(name), 0), len(COLOURS))
-        if _without_seed(name) not in colours_of:
+        colours_of = {without_seed(other): number for other, number in reversed(numbers.items())}
+        candidates: Iterator[int] = count(colours_of.get(without_seed(name), 0), len(COLOURS))
+        if without_seed(name) not in colours_of:
             blocks = count(len(colours_of) // len(COLOURS) * len(COLOURS), len(COLOURS))
             candidates = (block + (first + step) % len(COLOURS) for block in blocks for step in range(len(COLOURS)))
         numbers[name] = next(number for number in candidates if number not in numbers.values())
     return {name: LineStyle(numbers[name]) for name in names}
 
 
-def _without_seed(label: str) -> str:
+def without_seed(label: str) -> str:
+    """Return a label of a figure without its seed."""
     return re.sub(r",? \(?seed \d+\)?", "", label)
 
 

@@ -20,7 +20,7 @@ from fedflat.flatness.landscapes.path import barrier
 from fedflat.flatness.sharpness import describe_kind
 from fedflat.reporting.distinct import relative_paths
 from fedflat.reporting.figures.landscape_scale import with_unit
-from fedflat.reporting.figures.style import algorithm_of
+from fedflat.reporting.figures.style import COLOURS, algorithm_of, without_seed
 from fedflat.reporting.page.over_seeds import Measured, Origin, measured_at_seed, seed_means
 
 if TYPE_CHECKING:
@@ -87,17 +87,18 @@ def styles_of(group: Group, labels: Iterable[str]) -> dict[str, int]:
     """Choose a colour and marker for each measured model, by number.
 
     A model has the style of the report's row with its label, or else of the row with its algorithm if no other model
-    has it, or else an unused one.
+    has it. Models that differ only in the seed share a colour. Other models have unused styles.
     """
     rows, labels = {label: style.number for label, style in group.styles.items()}, list(labels)
     chosen = {label: rows[label] for label in labels if label in rows}
     for label in labels:
-        algorithm = rows.get(algorithm_of(label))
         if label not in chosen:
-            is_free = algorithm not in chosen.values()
             used = {*rows.values(), *chosen.values()}
-            unused = next(number for number in count() if number not in used)
-            chosen[label] = algorithm if algorithm is not None and is_free else unused
+            seeds = [number for other, number in chosen.items() if without_seed(other) == without_seed(label)]
+            candidates = count(seeds[0], len(COLOURS)) if seeds else count()  # same colour: every eighth number
+            unused = next(number for number in candidates if number not in used)
+            algorithm = rows.get(algorithm_of(label))
+            chosen[label] = unused if algorithm is None or algorithm in chosen.values() else algorithm
     return chosen
 
 

@@ -221,7 +221,7 @@ def _parts(section: Values, has_landscapes: bool) -> list[tuple[str, str]]:
         "partition": ("The partition", True),
         "log": ("Flatness over rounds", section["views"]["log"]),
         "spectra": ("Spectra", section["views"]["spectra"]),
-        "measures": ("Further measures", section["views"]["tables"]),
+        "measures": ("Flatness tables", section["views"]["tables"]),
         "landscapes": ("Landscapes", has_landscapes),
         "clients": ("Clients and forgetting", section["views"]["clients"]),
         "repeat": ("How to repeat it", True),
