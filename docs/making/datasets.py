@@ -55,7 +55,7 @@ def published_page(source: DatasetSource) -> str:
 def user_page(source: DatasetSource) -> str:
     """The page of a kind of user data."""
     lines = [f"# {source.name}", "", f"**{_sentence(source.title)}** {first_paragraph(type(source))}", ""]
-    model = {"arrays": "mlp", "text": "char-lstm"}.get(source.name, "cnn")
+    model = {"arrays": "mlp", "text": "char-lstm"}.get(source.name, "lenet5")
     commands = [
         f"fedflat data describe '{source.example}'",
         f"fedflat run fedavg --dataset '{source.example}' --model {model} --clients 10 --rounds 20",

@@ -230,6 +230,12 @@ def test_a_single_algorithm_has_no_baseline():
     assert "nothing to compare" in says and "is best" not in says and "diverged" not in says
 
 
+def test_curves_leave_diverged_runs_out():
+    axes = several(fedavg=[0.5, None], fedsam=[0.6, 0.7], scaffold=[None, None]).plot().axes[0]
+    labels = [str(line.get_label()).split("   ") for line in axes.lines]
+    assert labels == [["fedavg (1 of 2 diverged)", "50.0"], ["fedsam", "65.0"], ["scaffold (diverged)", "10.0"]]
+
+
 def test_diverged_rows_are_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
     assert "+10.00 points over fedcm" in says and "fedavg diverged" in says

@@ -143,6 +143,8 @@ class Comparison:
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """Plot a test metric of every algorithm: the mean over seeds as a line, with a band of one standard deviation.
 
+        Diverged runs are left out, unless all runs of an algorithm diverged; the legend states their number.
+
         Args:
             metric: name of the metric; default: the primary one.
             over: horizontal axis: ``round``, or a cost such as ``backward_passes``.
@@ -156,5 +158,12 @@ class Comparison:
                     metrics |= dict.fromkeys(values)
         if metric is not None and metric not in metrics:
             raise one_of("metric", metric, metrics)
-        lines = [(row.label, [record.history for record in row.records], row.model) for row in self.rows()]
+        lines = [(_legend_label(row), [record.history for record in row.drawn], row.model) for row in self.rows()]
         return curves(lines, metric or self.metric, over)
+
+
+def _legend_label(row: Row) -> str:
+    """Return the label of a row, with the number of diverged runs if there are any."""
+    runs, diverged = len(row.records), sum(record.status == "diverged" for record in row.records)
+    share = "" if diverged == runs else f"{diverged} of {runs} "
+    return f"{row.label} ({share}diverged)" if diverged else row.label

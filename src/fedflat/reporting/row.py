@@ -44,6 +44,12 @@ class Row:
         return [record for record in self.records if record.status in ("finished", "stopped")]
 
     @property
+    def drawn(self) -> list[Record]:
+        """The runs of the mean curve. Diverged runs would end it early, so they are used only if all runs diverged."""
+        evaluated = [record for record in self.records if record.history]
+        return [record for record in evaluated if record.status != "diverged"] or evaluated
+
+    @property
     def ended(self) -> list[Record]:
         """The runs that finished, stopped early or diverged; the others are unfinished."""
         return [record for record in self.records if record.status in ENDED_STATUSES]

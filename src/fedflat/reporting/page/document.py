@@ -295,11 +295,9 @@ def _curve_values(row: Row, max_points: int) -> Values:
     """Compute the curves of a row: mean and standard deviation over seeds of every metric, and the x values.
 
     ``over`` holds the x values by axis (rounds and costs). Curves are subsampled to at most ``max_points`` points and
-    end with the shortest run. Diverged runs would end all curves early, so they are used only if all runs diverged.
+    end with the shortest run.
     """
-    evaluated = [record for record in row.records if record.history]
-    runs = [record for record in evaluated if record.status != "diverged"] or evaluated
-    histories = [_with_costs(record) for record in runs]
+    histories = [_with_costs(record) for record in row.drawn]
     metrics = dict.fromkeys(name for history in histories for name in history[-1]["test"].get(row.model, {}))
     curve: Values = {"over": {}, "metrics": {}}
     for metric in metrics:
