@@ -11,7 +11,7 @@ demo: .venv/core
 
 test: .venv/installed
 	$(MAKE) -j2 lint
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 4
 
 lint: style types generated
 

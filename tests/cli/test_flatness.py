@@ -51,7 +51,6 @@ def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):
         "server",
         "lambda_max / lambda_5",
         "lambda_min",
-        "products",
         "lanczos",
         "±",
         "all converged (tolerance 0.001)",
