@@ -73,6 +73,11 @@ def test_the_examples_in_the_hooks_run(tmp_path: Path) -> None:
     project = with_hooks(tmp_path / "uncommented", "\n".join(lines).replace("/data/", f"{tmp_path}/"))
     code, output = check(project, "--site", "1")
     assert code == 0 and "site 1" in output and "own training examples" not in output
+    by_node = "\n".join(lines).replace("site: int", "site: int, node: dict").replace("/data/mine.npz", "{node['mine']}")
+    hooks_of_nodes = by_node.replace('load("', 'load(f"').replace("/data/", f"{tmp_path}/")
+    mine = f'mine="{tmp_path}/mine.npz"'
+    code, output = check(with_hooks(tmp_path / "nodes", hooks_of_nodes), "--site", "1", "--node-config", mine)
+    assert code == 0 and "site 1" in output
     hooks = project / "uncommented" / "hooks.py"
     hooks.write_text(hooks.read_text().replace("mine.npz", "mine.npz,standardise=true"))
     code, output = check(with_hooks(tmp_path / "standardised", hooks.read_text()), "--site", "1")
@@ -105,3 +110,4 @@ def test_other_mistakes(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project\n")
     assert "is not valid TOML" in check(tmp_path)[1]
     assert "--site needs a project folder" in check(tmp_path / "absent", "--site", "0")[1]
+    assert "--node-config needs --site" in check(tmp_path, "--node-config", "a=1")[1]

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.settings import experiment_of
@@ -74,6 +74,22 @@ def test_a_site_whose_data_changed_joins_again(tmp_path: Path) -> None:
     changed(grid, "0", lambda: grid.contexts[100].run_config.update({"data.validation": 0.5}))
     serve(grid, settings)
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2, 3], [1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_a_node_that_has_gone_when_it_is_greeted_joins_as_soon_as_it_returns(tmp_path: Path) -> None:
+    """Flower notices after a minute that a node was killed, and reports it as connected until then."""
+    settings = settings_of(tmp_path, **{"training.rounds": 1, "deploy.wait": 5.0, "deploy.minimum": 4})
+    grid = federation_of(tmp_path, settings)
+    without_first = [number for number in grid.contexts if number != 100]
+    connected = iter([list(grid.contexts), without_first])
+    grid.get_node_ids = lambda: next(connected, list(grid.contexts))  # type: ignore[method-assign]
+    grid.tamper = lambda reply: (
+        Message(Error(1, "Node Unavailable"), reply_to=grid.sent[-1])
+        if len(grid.sent) == 1  # the first greeting, to node 100
+        else reply
+    )
+    serve(grid, settings)
+    assert lines_of(tmp_path)[0]["accepted"] == [0, 1, 2, 3]
 
 
 def test_a_node_that_cannot_save_state_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -51,7 +51,7 @@ class Cm(Drift):
 
     def privacy_conflict(self, equal_steps: bool) -> str | None:
         reason = "the server divides displacements by the clients' sums of learning rates, which must be equal; "
-        return None if equal_steps else reason + "set training.local_steps, and remove federation.partial"
+        return None if equal_steps else reason + "set training.local_steps, and do not set federation.partial"
 
     def sgd_conflict(self, optimiser: str) -> str | None:
         return f"{self.NEEDS_SGD}; use a drift correction without momentum, e.g. fedprox+{optimiser}"

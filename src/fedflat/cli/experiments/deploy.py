@@ -153,18 +153,23 @@ def check(
         metavar="N,...",
         help="for a project: also load the data of these sites; comma-separated or repeated",
     ),
+    node_config: str = typer.Option(
+        "", "--node-config", metavar="TEXT", help="with --site: the site's --node-config, for hooks that read it"
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Check that a SuperLink is reachable and trusted, or that a project's settings, hooks and data fit together.
 
-    Example: fedflat deploy check server.example.org:8000 --root-certificates ca.crt
+    Example: fedflat deploy check server.example.org:8443 --root-certificates ca.crt
     """
     from fedflat.deploy.flower.reach import reach
 
     if Path(address).is_dir():
-        _check_project(Path(address), site, as_json)
+        if node_config and not site:
+            raise UserError("--node-config needs --site: it describes the site whose data is loaded")
+        _check_project(Path(address), site, node_config, as_json)
         return
-    if site:
+    if site or node_config:
         raise UserError(f"--site needs a project folder, and {address} is none; expected one like my-federation")
     expiry = reach(address, root_certificates, insecure).until
     if as_json:
@@ -175,15 +180,17 @@ def check(
         print(f"The SuperLink at {address} answers: its certificate is valid until {expiry:%Y-%m-%d}.")
 
 
-def _check_project(folder: Path, sites: list[int], as_json: bool) -> None:
+def _check_project(folder: Path, sites: list[int], node_config: str, as_json: bool) -> None:
     """Check a project, and print the data of its server and of the given sites."""
     from fedflat.deploy.flower.version import require_flower
 
     require_flower()
+    from flwr.common.config import parse_config_args
+
     from fedflat.deploy.server.check_project import check_project
 
     try:
-        project = check_project(folder, sites)
+        project = check_project(folder, sites, parse_config_args([node_config]))
     except UserError as error:
         raise UserError(f"{folder} is not ready: {error}") from error
     if as_json:

@@ -55,7 +55,10 @@ def reach(
     except ssl.SSLError as error:
         raise UserError(_explain_tls_failure(address, host, error, root_certificates)) from None
     except (http.client.HTTPException, ConnectionResetError):
-        raise UserError(f"{address} uses another protocol; {_suggest_alternative(insecure)}; check the port") from None
+        raise UserError(
+            f"{address} closes the connection or uses another protocol; {_suggest_alternative(insecure)}; check the "
+            "port, and try again if the server has just been started"
+        ) from None
     except socket.gaierror:
         raise UserError(f"host {host!r} is unknown; check its spelling and this machine's network") from None
     except OSError as error:
@@ -77,7 +80,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     if not host or "/" in host or not port.isdigit() or int(port) > 65535:
         raise UserError(
             f"{address!r} is neither a folder nor an address; expected a project folder, or HOST:PORT, for example "
-            "server.example.org:8000"
+            "server.example.org:8443"
         )
     return host.strip("[]"), int(port)
 

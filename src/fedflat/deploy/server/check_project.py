@@ -7,7 +7,7 @@ import math
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -82,7 +82,9 @@ class CheckedPart:
     outputs: str
 
 
-def check_project(folder: Path, sites: Iterable[int] = ()) -> CheckedProject:
+def check_project(
+    folder: Path, sites: Iterable[int] = (), node_config: Mapping[str, Any] | None = None
+) -> CheckedProject:
     """Load what the server of a project loads, and then the data of some of its sites.
 
     Raises ``UserError`` if a setting is invalid, if a hook fails or returns something else, if model and data do not
@@ -91,6 +93,7 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> CheckedProject:
     Args:
         folder: the project, as written by ``fedflat deploy init``.
         sites: numbers of the sites whose data can be loaded on this machine.
+        node_config: what the hook ``site_data`` gets as the node config of these sites.
     """
     app = _flower_settings(folder)
     run_config = dict(flat(app.get("config", {})))
@@ -108,7 +111,7 @@ def check_project(folder: Path, sites: Iterable[int] = ()) -> CheckedProject:
     parts = [_part("server", problem.data, len(problem.data.train))]
     advice = {"server": own_statistics_advice(problem.data) if held_out is not None else ""}
     for number in sites:
-        data = _call(hooks, "site_data", Dataset, number, {"partition-id": number})
+        data = _call(hooks, "site_data", Dataset, number, {**(node_config or {}), "partition-id": number})
         site = Site(config, number, folder, data, _call(hooks, "model", nn.Module))
         differences = identity.differences(site.identity().values(), "at the server", f"at site {number}")
         own_statistics = own_statistics_advice(site.problem.data) if site.has_own_data else ""

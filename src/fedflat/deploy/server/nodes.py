@@ -78,7 +78,7 @@ class Nodes:
         self._settled: set[int] = set()  # nodes that need no greeting: joined, or replaced by another node
         self._replaced: set[int] = set()  # nodes whose client is at another node
         self._known: set[int] = set()  # nodes that have been greeted before
-        self._tried: set[int] = set()  # nodes that have been greeted in this call of wait_for
+        self._tried: set[int] = set()  # connected nodes that have been greeted in this call of wait_for
         self._greetings: dict[str, _Greeting] = {}  # unanswered, by message id
         self._client_of: dict[int, int] = {}  # the clients that nodes have proven to be, also of rejected nodes
         self.present: dict[int, JoinedNode] = {}
@@ -155,6 +155,7 @@ class Nodes:
         self.present = remaining
         self._settled &= connected
         self._known &= connected
+        self._tried &= connected
         start = time.monotonic()
         self._greetings = {
             number: greeting

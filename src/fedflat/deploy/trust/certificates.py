@@ -221,7 +221,8 @@ Start the gateway, the only port that sites reach. On all addresses of this mach
 Start the server:
   {superlink}
 {gateway}
-Add it to the Flower configuration (flwr config list shows where) on this machine, from which runs are started:
+Add this entry to the Flower configuration (flwr config list shows where) on this machine, from which runs are started,
+in place of an earlier entry with this name:
   [superlink.sites]
   address = "127.0.0.1:{PORT}"
   root-certificates = "{folder / AUTHORITY}"

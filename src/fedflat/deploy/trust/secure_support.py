@@ -65,7 +65,7 @@ def secure_aggregation_conflict(algorithm: Algorithm, aggregation: Aggregation, 
         # E.g. SCAFFOLD's control variate is the displacement divided by the number of steps, which the server knows.
         return (
             f"sites with different numbers of steps give {vectors[0]} another weight than updates; "
-            "set training.local_steps, and remove federation.partial"
+            "set training.local_steps, and do not set federation.partial"
         )
     needed = _used_means(algorithm).intersection(unavailable_means(algorithm, weighting, equal_steps))
     if not needed:
@@ -76,7 +76,7 @@ def secure_aggregation_conflict(algorithm: Algorithm, aggregation: Aggregation, 
         return "the server also needs the mean of the updates with equal weights; set federation.weighting=uniform"
     return (
         "the server divides updates by the clients' sums of learning rates, which must be equal; "
-        "set training.local_steps, and remove federation.partial"
+        "set training.local_steps, and do not set federation.partial"
     )
 
 
