@@ -20,6 +20,7 @@ from fedflat.deploy.trust.certificates import start_commands
 from fedflat.errors import UserError
 
 PRIVATE = {
+    "flwr.common.config": ("parse_config_args",),
     "flwr.supercore.constant": ("TASK_TYPE_TO_APPIO_API_ADDRESS_ARG", "TASK_TYPE_TO_COMMAND", "TaskType"),
     "flwr.supercore.superexec.run_superexec": ("get_executor", "run_superexec"),
     "flwr.supercore.superexec.executor.subprocess_executor": ("SubprocessExecutor",),

@@ -103,7 +103,7 @@ class LedgerEntry:
         minutes = f"{self.minutes:.1f}" if self.results else ""
         with_value = len(self.outcome.values)
         is_partial = 0 < with_value < self.seeds and "seeds" not in remark
-        seed_count = f"{with_value} of {self.seeds} seeds" if is_partial else ""
+        seed_count = f"mean over {with_value} of {self.seeds} seeds" if is_partial else ""
         remarks = "; ".join(filter(None, (remark, seed_count, *self.notes)))
         return [
             self.cell.table,
