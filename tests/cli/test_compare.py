@@ -78,7 +78,8 @@ def test_the_figure_in_the_folder_shows_all_its_finished_runs(fedflat, compared,
     config, status = Path("c/fedsam/seed-0/config.yaml"), Path("c/fedsam/seed-1/status.json")
     for flags in (("--figure", "here.png"), (), ()):
         command = ("compare", "fedavg", *small, "--seeds", "2", "--quiet", "--out", "c", *flags)
-        assert fedflat(*command).exit_code == 0
+        shown = fedflat(*command)
+        assert shown.exit_code == 0 and ("also 2 runs of earlier" in shown.stdout) == (len(plotted) == 2)
         if len(plotted) == 2:
             config.write_text(config.read_text().replace("batch_size: 10", "batch_size: 11"))  # another experiment
             status.write_text(status.read_text().replace("finished", "paused"))

@@ -25,7 +25,15 @@ from fedflat.cli.shared.flags import (
     with_settings,
 )
 from fedflat.cli.shared.one_run import check_figure, write_figure
-from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, print_precision, screen, show_loading
+from fedflat.cli.shared.screen import (
+    counted,
+    fetch_if_missing,
+    key_values,
+    print_json,
+    print_precision,
+    screen,
+    show_loading,
+)
 from fedflat.errors import SomeFailed, UserError, one_of
 from fedflat.reporting.progress import progress
 
@@ -119,7 +127,8 @@ def compare(
         failure = error  # raised after the results of the other runs are printed
     comparison = Comparison(records)
     earlier = [] if figure else finished_records(out, base)
-    plot = Comparison(drop_repeated([*records, *earlier])[0]).plot(over=over)  # paused runs are only in records
+    drawn = drop_repeated([*records, *earlier])[0]  # paused runs are only in records
+    plot = Comparison(drawn).plot(over=over)
     figure = figure or out / "comparison.png"
     mark_targets(plot, target, comparison.metric)
     write_figure(plot, figure)
@@ -131,6 +140,8 @@ def compare(
         rows = {"runs": str(out), "figure": str(figure)}
         if already_finished:
             rows["not repeated"] = f"{already_finished} of {total_runs} runs, finished earlier"
+        if len(drawn) > len(records):
+            rows["in the figure"] = f"also {counted(len(drawn) - len(records), 'run')} of earlier comparisons in {out}"
         screen().print(key_values(rows))
     if failure is not None:
         raise failure

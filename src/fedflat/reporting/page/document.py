@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from statistics import fmean
 from typing import Any
 
@@ -143,17 +142,20 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
 def _parameters(texts: Iterable[str]) -> dict[str, str]:
     """Map algorithms to their parts with all parameters, defaults included.
 
-    FedAvg, which has none, and algorithms that are not registered here are left out.
+    FedAvg, which has none, is left out.
 
-    >>> _parameters(["fedavg", "fedlesam+ema", "unknown"])
-    {'fedlesam+ema': 'lesam(rho=0.1, direction=client, indexing=vector) + ema(decay=0.99)'}
+    >>> _parameters(["fedavg", "fedlesam+ema", "mine"])["fedlesam+ema"]
+    'lesam(rho=0.1, direction=client, indexing=vector) + ema(decay=0.99)'
     """
     found, unset = {}, Algorithm()
     for text in dict.fromkeys(texts):
-        with suppress(UserError):
+        try:
             made = algorithm(text)
-            parts = [part for slot in SLOTS if (part := getattr(made, slot)) != getattr(unset, slot)]
-            found[text] = " + ".join(_with_parameters(part) for part in (*parts, *made.averages))
+        except UserError:
+            found[text] = "defaults unknown, because the plugin is not loaded (--plugin FILE.py)"
+            continue
+        parts = [part for slot in SLOTS if (part := getattr(made, slot)) != getattr(unset, slot)]
+        found[text] = " + ".join(_with_parameters(part) for part in (*parts, *made.averages))
     return {text: parts for text, parts in found.items() if parts}
 
 

@@ -386,7 +386,7 @@ def write_report(
 
             for name, figure in figures_of(section, by, landscapes[number - 1], targets).items():
                 write_figure(figure, out / "figures" / f"{name}{suffix}.pdf")
-    files = {"page": out / "report.html", "tables": out / "results*.csv, .md, .tex", "every value": out / "values.csv"}
+    files = {"page": out / "report.html", "tables": out / "*.csv, *.md, *.tex", "every value": out / "values.csv"}
     if figures:
         files["figures"] = out / "figures"
     if too_wide:
