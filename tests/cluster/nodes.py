@@ -62,10 +62,6 @@ class Nodes:
         finally:
             self._tell("remove")
 
-    def await_task(self, task: str) -> None:
-        """Wait until the last node runs a task of this name."""
-        self._tell(f"await {task}")
-
     def kill(self, task: str) -> None:
         """Kill the last node and all of its processes while it runs a task of this name."""
         self._tell(f"kill {task}")

@@ -12,8 +12,6 @@ from fedflat.engines.ray import scheduling
 from fedflat.engines.ray.scheduling import ClientCosts, WorkItem, WorkQueue, aggregation_blocks
 from fedflat.engines.round.plan import Plan
 
-from .federations import engine_of, same, small, walk
-
 SECONDS = st.lists(st.floats(0.001, 10), min_size=1, max_size=60)
 
 
@@ -86,15 +84,3 @@ def test_costs_of_millions_of_clients_stay_small() -> None:
     for client in range(scheduling.MAX_REMEMBERED_CLIENTS + 10):
         costs.record([client], [1], 1.0)
     assert len(costs._ratios) == scheduling.MAX_REMEMBERED_CLIENTS and 0 not in costs._ratios
-
-
-def test_four_workers_get_the_results_of_one(ray: Any) -> None:
-    """Here, because the tests of sweeps before have stopped the two workers of other tests.
-
-    The gradient of the whole cohort, scalars, and a perturbation with state.
-    """
-    engine = engine_of(small(), 4)
-    assert len(set(engine.pool.process_ids)) == 4
-    for algorithm in ("mime", "fedwmsam", "fedsmoo"):
-        config = small(algorithm=algorithm)
-        assert same(walk(config, engine, 3), walk(config, rounds=3)), algorithm

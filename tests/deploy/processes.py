@@ -92,12 +92,6 @@ class RealFederation:
         """Start a command of Flower's CLI."""
         return subprocess.Popen(["flwr", *command], env=self.environment, stdout=subprocess.PIPE, text=True)
 
-    def start_simulation(self) -> None:
-        """Start a SuperLink that simulates its nodes."""
-        here = ["--insecure", "--simulation", "--disable-runtime-dependency-installation", "--port", str(self.port)]
-        self._start("superlink", ["flower-superlink", *here])
-        self._until_open(self.port)
-
     def _link_trust(self) -> list[str]:
         if not self.tls:
             return ["--insecure"]

@@ -91,14 +91,11 @@ def test_lanes_agree_with_the_loop_and_stay_on_the_device(text: str, monkeypatch
 TRACED = [
     "scaffold(option=I)+fedadamw",
     "adabest+scam",
-    "mime-sgdm+lesam",
     "fedwmsam(variant=released)",
     "fedmoswa+asam",
-    "fedspeed(share=0.5)",
     "fedsmoo",
     "fedmuon",
     "fedgloss(ramp=2)",
-    "fednova(mu=0.1)+relaxed",
     "fedgmt+sol",
 ]
 """Texts whose parts cover the kinds of operations in local steps."""

@@ -15,7 +15,6 @@ CASES = {
     "cnn": (3, 16, 16),
     "vgg11": (3, 32, 32),
     "resnet18": (3, 8, 8),
-    "resnet18(norm=batch,stem=torchvision)": (3, 32, 32),
     "resnet20": (1, 8, 8),
     "resnet20(norm=batch)": (3, 8, 8),
     "mobilenetv2(stem=small,width=0.25)": (3, 8, 8),
