@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from fedflat.errors import UserError
+import fedflat
+from fedflat.errors import GpuFailed, UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
@@ -130,34 +132,41 @@ def test_two_threads_share_the_trials(tmp_path: Path) -> None:
     assert sorted(trial.number for trial in found) == [0, 1, 2, 3, 4]
 
 
-FAILS_ONCE = """
+FAILS_TWICE = """
+import os
 from pathlib import Path
 import fedflat
 from fedflat.algorithms.drift.prox import Prox
 
-class FailsOnce(Prox):
+class FailsTwice(Prox):
     def begin(self, ctx):
-        mark = Path(__file__).with_suffix(".failed")
-        if not mark.exists():
-            mark.touch()
+        here = Path(__file__).parent
+        if len(list(here.glob("*.failed"))) < 2:
+            (here / f"{os.getpid()}.failed").touch()
             raise RuntimeError("CUDA error: an illegal memory access was encountered\\nFor debugging ...")
+        (here / f"{os.getpid()}.trained").touch()
         return super().begin(ctx)
 
-fedflat.register("fails-once", fedflat.Algorithm(FailsOnce()))
+fedflat.register("fails-twice", fedflat.Algorithm(FailsTwice()))
 """
 
 
 @pytest.mark.slow
-def test_several_jobs_share_the_trials_and_survive_a_gpu_error(tmp_path: Path, restore_registries: object) -> None:
+def test_several_jobs_share_the_trials_and_survive_gpu_errors(tmp_path: Path, restore_registries: object) -> None:
+    """Both processes fail and are replaced, so that the test's own process has nothing to do."""
     needs_optuna()
-    plugin = tmp_path / "fails_once.py"
-    plugin.write_text(FAILS_ONCE)
+    plugin = tmp_path / "fails_twice.py"
+    plugin.write_text(FAILS_TWICE)
     load_plugins([plugin])
-    made = search(tmp_path / "out", base={**BASE, "algorithm": "fails-once"}, tune={"trials": 6, "space": LR})
+    made = search(tmp_path / "out", base={**BASE, "algorithm": "fails-twice"}, tune={"trials": 6, "space": LR})
     with pytest.warns(UserWarning, match=r"trial \d: .*illegal memory access"):
         tried = list(run_search_in_parallel(made, jobs=2))
-    assert len({trial.number for trial in tried}) == len(tried) == 5, "one of six has failed"
+    assert len({trial.number for trial in tried}) == len(tried) == 4, "two of six have failed"
     assert {trial.state for trial in tried} == {"complete"}
+    assert not (tmp_path / f"{os.getpid()}.trained").exists() and list(tmp_path.glob("*.trained"))
+    next(tmp_path.glob("*.failed")).unlink()
+    with pytest.raises(GpuFailed):  # in one process, later runs would fail, too
+        fedflat.compare(["fails-twice", "fedavg"], seeds=1, jobs=1, rounds=1, workers=1, device="cpu")
     assert evaluate_best(made)["validation"] == max(trial.score for trial in tried)
     assert list(run_search_in_parallel(made, jobs=2)) == []
     with pytest.raises(UserError, match=r"2 runs.*engine\.workers=2"):
