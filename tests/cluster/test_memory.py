@@ -12,9 +12,9 @@ import fedflat
 
 from .federations import small
 
-ROUNDS, EVERY = 100, 5
-ALLOWED = 20e6
-"""Bytes of growth; the driver's memory varies by 10 MB, and leaking one broadcast per round would be 40 MB."""
+ROUNDS, EVERY = 150, 5
+ALLOWED = 28e6
+"""Bytes of growth; memory varies by 16 MB, and leaking one broadcast per round would be 45 MB."""
 pytestmark = pytest.mark.slow
 
 
@@ -58,6 +58,7 @@ def test_memory_is_flat_over_hundreds_of_rounds(ray: Any, tmp_path: Path) -> Non
     for name in ("driver", "workers", "store"):
         sizes = getattr(log, name)
         print(f"{name}: {', '.join(f'{size / 1e6:.1f}' for size in sizes)} MB")
-        first, last = sizes[2 : len(sizes) // 2], sizes[len(sizes) // 2 :]
+        third = len(sizes) // 3  # in the first third, allocators still grow
+        first, last = sizes[third:-third], sizes[-third:]
         assert fmean(last) <= fmean(first) + ALLOWED, f"{name}: {sizes}"
     assert max(log.store) < 40e6
