@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedflat
-from fedflat.errors import GpuFailed, UserError
+from fedflat.errors import GpuFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
@@ -165,8 +165,15 @@ def test_several_jobs_share_the_trials_and_survive_gpu_errors(tmp_path: Path, re
     assert {trial.state for trial in tried} == {"complete"}
     assert not (tmp_path / f"{os.getpid()}.trained").exists() and list(tmp_path.glob("*.trained"))
     next(tmp_path.glob("*.failed")).unlink()
+    settings = {"rounds": 1, "local_steps": 1, "workers": 1, "device": "cpu"}
     with pytest.raises(GpuFailed):  # in one process, later runs would fail, too
-        fedflat.compare(["fails-twice", "fedavg"], seeds=1, jobs=1, rounds=1, workers=1, device="cpu")
+        fedflat.compare(["fails-twice", "fedavg"], seeds=1, jobs=1, **settings)
+    for path in (*tmp_path.glob("*.failed"), *tmp_path.glob("*.trained")):
+        path.unlink()
+    with pytest.raises(SomeFailed):
+        fedflat.compare(["fails-twice"], seeds=5, jobs=2, **settings)
+    failed, trained = ({path.stem for path in tmp_path.glob(f"*.{kind}")} for kind in ("failed", "trained"))
+    assert trained and not failed & trained, "a process whose GPU has failed gets no further run"
     assert evaluate_best(made)["validation"] == max(trial.score for trial in tried)
     assert list(run_search_in_parallel(made, jobs=2)) == []
     with pytest.raises(UserError, match=r"2 runs.*engine\.workers=2"):
