@@ -121,12 +121,15 @@ def test_confirmation_is_paired_on_unseen_seeds_and_test_data(finished: tuple[Di
         for seed, score in row["test"].items():
             folder = discovery.out / "confirm" / SEARCH / label.replace(" ", "_") / f"seed-{seed}"
             assert RunFolder(folder).metrics()[-1]["test"]["server"]["accuracy"] == score
+            assert not list(folder.glob("checkpoint/[!.]*")) and list(folder.glob("*.safetensors"))
     difference = document["differences"][0]
     expected = [rows[SEARCH]["test"][seed] - rows["fedavg"]["test"][seed] for seed in (7, 8)]
     assert difference["label"] == "fedavg" and list(difference["differences"]) == expected
     assert len(document["differences"]) == 2 and difference["holm"] >= difference["p"]
     labels = [finalist["label"] for finalist in document["finalists"][2:]]
     assert labels == [f"without {part}" for part in _parts(document["finalists"][0]["algorithm"])]
+    assert list(rows) == [SEARCH, "fedavg", *labels]
+    assert list(document["confirmation"]["partition_dirichlet_alpha_0.5"]) == [SEARCH, "fedavg"]
 
 
 def _parts(text: str) -> list[str]:

@@ -139,8 +139,10 @@ def _differences(finalists: Sequence[Finalist], confirmed: Values, ablations: bo
     listed = []
     for problem, rows in confirmed.items():
         for finalist in finalists[1:]:
+            if finalist.is_ablation != ablations or finalist.label not in rows:
+                continue
             pair = compare_paired(rows[SEARCH]["test"], rows[finalist.label]["test"])
-            if pair is not None and finalist.is_ablation == ablations:
+            if pair is not None:
                 listed.append({"problem": problem, "label": finalist.label, **vars(pair)})
     for difference, corrected in zip(listed, holm_correction([one["p"] for one in listed]), strict=True):
         difference["holm"] = corrected
@@ -244,7 +246,8 @@ def _finalist_table(document: Values) -> TextTable:
         ]
         cells.append(shown_metric(finalist["search"], metric))
         cells.append(_mean(problems[SEARCH][label], "validation", metric))
-        rows.append((*cells, *(_mean(problems[problem][label], "test", metric) for problem in problems)))
+        tested = (_mean(rows[label], "test", metric) if label in rows else "–" for rows in problems.values())
+        rows.append((*cells, *tested))
     tests = ["test" if problem == SEARCH else f"test, {problem}" for problem in problems]
     heads = ("algorithm", "candidates", "search", "unseen seeds", *tests)
     caption = (

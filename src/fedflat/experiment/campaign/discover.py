@@ -36,7 +36,7 @@ from fedflat.experiment.campaign.sweep_file import (
 )
 from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
 from fedflat.experiment.config import Config
-from fedflat.experiment.store.cleanup import Keep
+from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import DamagedFile, create_folder, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.setting_names import flat, full_name
@@ -295,7 +295,7 @@ def confirm(
 ) -> Iterator[tuple[str, Finalist, Record]]:
     """Train the best candidate of every search with the unseen seeds; yields problem, finalist and record of each run.
 
-    Finished runs are loaded.
+    Ablations are trained only on the problem of the search. Finished runs are loaded; they keep no checkpoint.
 
     Raises:
         UserError: the seeds have already been used to confirm another candidate, so they are no longer unseen.
@@ -305,6 +305,8 @@ def confirm(
     folders: list[Path] = []
     for problem, changes in problems(discovery).items():
         for seed, finalist in itertools.product(discovery.file.confirm.seeds, best):
+            if finalist.is_ablation and problem != SEARCH:
+                continue
             search = discovery.searches[finalist.search]
             runs.append((problem, finalist))
             configs.append(search.changed(changes).config(finalist.values, seed))
@@ -319,7 +321,7 @@ def confirm(
                 ) from None
     create_folder(discovery.out / CONFIRM)
     with locked(discovery.out / CONFIRM, wait=True):
-        for (problem, finalist), record in zip(
-            runs, run_each(configs, folders, (), jobs or discovery.file.jobs), strict=True
-        ):
+        records = run_each(configs, folders, (), jobs or discovery.file.jobs)
+        for (problem, finalist), folder, record in zip(runs, folders, records, strict=True):
+            remove_locked(folder, ["checkpoint"])
             yield problem, finalist, record

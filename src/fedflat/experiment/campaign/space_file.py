@@ -36,7 +36,7 @@ class Confirmation(SettingsGroup):
     """Runs that confirm the result of a search."""
 
     seeds: list[int] = Field(list(range(1000, 1005)), min_length=2, description="seeds that the search does not use")
-    ablation: bool = Field(True, description="also train the winner without each of its parts")
+    ablation: bool = Field(True, description="also train the winner without each of its parts, on the search's problem")
     also: list[Values] = Field(
         default_factory=list, description="further problems: settings that differ from base, such as dataset, partition"
     )
