@@ -45,7 +45,7 @@ class CheckedClaim:
     @property
     def claimed_text(self) -> str:
         """The claimed difference, e.g. ``+3.5 points``."""
-        return f"{self.claimed:+.1f}{self.unit}"
+        return f"{round(self.claimed, 6):+.1f}{self.unit}"
 
     @property
     def measured_text(self) -> str:

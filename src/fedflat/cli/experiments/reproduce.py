@@ -55,7 +55,7 @@ def reproduce(
     ),
     seeds: str = SEEDS,
     scale: str = typer.Option(
-        "paper", "--scale", metavar="SCALE", help="paper, or small (same structure in seconds, with substitutes)"
+        "paper", "--scale", metavar="SCALE", help="paper, or small (same structure in seconds, with stand-ins)"
     ),
     representative: bool = typer.Option(False, "--representative", help="only one representative cell"),
     out: Path | None = typer.Option(
@@ -225,7 +225,7 @@ def _run(
     return measured, None
 
 
-def _substitutes(plan: ReproductionPlan) -> list[str]:
+def _stand_ins(plan: ReproductionPlan) -> list[str]:
     """Return the stand-ins of all runs: what replaces data or models of the paper, e.g. ``digits for cifar10``."""
     return sorted({text for run in plan.runs for text in run.stand_ins})
 
@@ -266,8 +266,8 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
         lines["time on a GPU"] = _shown_gpu_time(plan.runs)
         if _missing_datasets(plan):
             lines["data to get"] = "; ".join(f"fedflat data get {name}" for name in _missing_datasets(plan))
-    if _substitutes(plan):
-        lines["stand-ins"] = "; ".join(_substitutes(plan))
+    if _stand_ins(plan):
+        lines["stand-ins"] = "; ".join(_stand_ins(plan))
     if plan.not_runnable:
         cells_by_reason = Counter(plan.not_runnable.values())
         lines["skipped"] = "; ".join(f"{count} cells: {reason}" for reason, count in cells_by_reason.items())
@@ -350,8 +350,8 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
 def _verdict_rule(plan: ReproductionPlan) -> str:
     """Return a sentence on how verdicts are reached, or why there are none."""
     if plan.deviations.small:
-        substitutes = "; ".join(_substitutes(plan)) or "none"
-        return f"Small scale checks the structure only; the numbers are meaningless. Substitutes: {substitutes}."
+        stand_ins = "; ".join(_stand_ins(plan)) or "none"
+        return f"Small scale checks the structure only; the numbers are meaningless. Stand-ins: {stand_ins}."
     if plan.deviations.changed_settings and any(map(plan.deviations.reason_for_no_verdict, plan.cells)):
         return f"No verdict for cells affected by changed settings ({', '.join(plan.deviations.changed_settings)})."
     if plan.deviations.rounds is not None:
@@ -373,7 +373,7 @@ def _result_document(
         "table": plan.table.full_name,
         "folder": folder,
         "scale": "small" if plan.deviations.small else "paper",
-        "stand_ins": _substitutes(plan),
+        "stand_ins": _stand_ins(plan),
         "cost": vars(work),
         "rule": _verdict_rule(plan),
         "pictures": picture_commands(plan, folder),

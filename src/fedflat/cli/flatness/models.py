@@ -120,7 +120,8 @@ def print_normalisation(models: Mapping[str, RunModel], losses: Mapping[str, flo
     if files:
         shown = ", ".join(f"{name} {losses[name]:.4g}" for name in files)
         normalisation = _describe_normalisation(models[files[0]].problem.data)
-        screen().print(f"{normalisation}; check that the {on} loss agrees with your script: {shown}", markup=False)
+        check = f"check that the {on} loss on these examples agrees with your script: {shown}"
+        screen().print(f"{normalisation}; {check}", markup=False)
     return files
 
 

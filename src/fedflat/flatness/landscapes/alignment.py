@@ -133,7 +133,7 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
                 raise _not_alignable(f"{name} does not normalise the units of a hidden layer")
             layers[-1].outputs += names
         elif not isinstance(part, PASSING):
-            raise _not_alignable(f"{name or 'the model'} is a {type(part).__name__}")
+            raise _not_alignable(f"{name or 'the model'} is of class {type(part).__name__}")
     if len(layers) < 2:
         raise _not_alignable("the model has no hidden layer")
     return layers[:-1]  # outputs of the last layer are classes, whose order is fixed
