@@ -58,6 +58,12 @@ def test_the_legend_explains_bands_over_seeds() -> None:
     assert loss is not None and loss.get_title().get_text() == "number: last value"
 
 
+def test_bands_of_accuracies_end_at_100_percent() -> None:
+    axes = curves([("fedavg", [history(0.8, 0.3), history(1.0, 0.3)], "server")], "accuracy").axes[0]
+    band = np.concatenate([path.vertices for path in axes.collections[0].get_paths()])
+    assert band[:, 1].max() == 100 and axes.get_ylim()[1] < 103
+
+
 def test_bands_appear_only_where_their_line_is_visible() -> None:
     """The first line is outside the axis at the first point, but one end of its band is not."""
     early, late = 30.0, [2.0, 1.9, 1.8, 1.7, 1.6, 1.50]

@@ -38,7 +38,7 @@ def report(
     ),
     label: list[str] = no_default(
         "--label",
-        "display name of a row, e.g. 'fedavg+wima(window=50)=WiMA', or of all rows of an algorithm (including "
+        "display name of a row, e.g. 'fedavg+wima=WiMA', or of all rows of an algorithm (including "
         "plugins), e.g. 'fednorm=FedNorm (ours)'; repeatable (default: as in its paper)",
         [],
         metavar="ROW=NAME",

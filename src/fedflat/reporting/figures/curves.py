@@ -62,26 +62,27 @@ def curves(
         size = (8.2 + 2.2 * legend_columns, max(4.8, 0.18 * ceil(len(lines) / legend_columns) + 0.4))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    scale = 100 if is_share(metric) else 1
+    scale, highest = (100, 100.0) if is_share(metric) else (1, np.inf)
     styles, bands = line_styles(label for label, _, _ in lines), []
     for label, histories, model in lines:
         x, values = _align([series(history, model, metric, over) for history in histories])
         if len(x):
             std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
-            bands.append((label, x, values.mean(0) * scale, std))
-    bounds = [bound for _, _, mean, std in bands for bound in (mean - std, mean + std)]
-    number_format = ".1f" if scale == 100 else column_format(mean[-1] for _, _, mean, _ in bands)
+            mean = values.mean(0) * scale
+            bands.append((label, x, mean, mean - std, np.minimum(mean + std, highest)))
+    bounds = [bound for *_, lower, upper in bands for bound in (lower, upper)]
+    number_format = ".1f" if scale == 100 else column_format(mean[-1] for _, _, mean, *_ in bands)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
     limits = late_limits(bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
     low, high = limits or (-np.inf, np.inf)
-    for label, x, mean, std in bands:
+    for label, x, mean, lower, upper in bands:
         style, legend_label = styles[label], f"{label}   {mean[-1]:{number_format}}"
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
         # Where the line is outside the axis, the rest of its band would be a wedge without a line.
         is_visible = (mean >= low) & (mean <= high)
-        axes.fill_between(x, mean - std, mean + std, where=is_visible, color=style.colour, alpha=0.15, lw=0)
+        axes.fill_between(x, lower, upper, where=is_visible, color=style.colour, alpha=0.15, lw=0)
     note = limit_to_late(axes, bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
-    last_round = max((round(x[-1]) for _, x, _, _ in bands), default=0)
+    last_round = max((round(x[-1]) for _, x, *_ in bands), default=0)
     axes.set_xlabel(AXES[over] + note)
     if over == "round" and last_round:
         label_rounds(axes, last_round)
@@ -96,7 +97,7 @@ def curves(
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
     else:
-        is_short = all(len(x) <= SHORT_CURVE for _, x, _, _ in bands)
+        is_short = all(len(x) <= SHORT_CURVE for _, x, *_ in bands)
         options["loc"] = "best" if is_short else "lower right" if is_share(metric) else "upper right"
         axes.legend(fontsize=9, **options)
     return figure

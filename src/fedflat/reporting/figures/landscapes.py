@@ -250,7 +250,7 @@ def draw_surface(
     height = np.log10(values)
     colours = COLOUR_MAP(LogNorm(scale.low, scale.high)(np.nan_to_num(values, nan=scale.high)))
     lines: dict[str, Any] = {"rcount": 120, "ccount": 120, "linewidth": 0.15, "edgecolor": (1, 1, 1, 0.35)}
-    axes.plot_surface(xs, ys, height, facecolors=colours, shade=False, **lines)
+    axes.plot_surface(xs, ys, height, facecolors=colours, shade=False, clip_on=False, **lines)
     axes.computed_zorder = False  # otherwise the surface hides the marks
     heights = [
         np.log10(np.clip(landscape.at(scale.value, *mark.position), scale.low, scale.high)) for mark in landscape.marks
