@@ -120,7 +120,7 @@ def print_normalisation(models: Mapping[str, RunModel], losses: Mapping[str, flo
     if files:
         shown = ", ".join(f"{name} {losses[name]:.4g}" for name in files)
         normalisation = _describe_normalisation(models[files[0]].problem.data)
-        check = f"check that the {on} loss on these examples agrees with your script: {shown}"
+        check = f"check that the {on} loss on these examples agrees with your script (model.eval()): {shown}"
         screen().print(f"{normalisation}; {check}", markup=False)
     return files
 
