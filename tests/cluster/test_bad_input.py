@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import fedflat
 from fedflat.engines.ray import cluster as ray_cluster
@@ -135,13 +136,13 @@ def test_a_node_with_other_data() -> None:
 def test_an_error_in_a_worker_is_raised_in_the_driver(ray: Any) -> None:
     engine = engine_of(small(), 2)
     with pytest.raises(KeyError, match="no such set"):
-        engine.pool.map("evaluate", [([tuple(model_arrays(engine))], [(0, "no such set", None)])], engine._source)
+        engine.pool.map("evaluate", [([model_arrays(engine)], [(0, "no such set", [0])])], engine._source)
     assert engine.pool.lost == 0 or engine.pool.process_ids
 
 
 def model_arrays(engine: Any) -> Any:
     weights, buffers, integer_buffers = engine.problem.initial_state()
-    return weights.numpy(), buffers.numpy(), {name: value.numpy() for name, value in integer_buffers.items()}
+    return torch.cat([weights, buffers]).numpy(), {name: value.numpy() for name, value in integer_buffers.items()}
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def kind_of_state(text: str) -> tuple[Any, ...]:
 ONE_OF_EACH_KIND = list({kind_of_state(text): text for text in TEXTS}.values())
 
 
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 def test_every_kind_of_state_on_two_workers(ray: Any) -> None:
     """Three rounds, so that more than half of the later cohorts have taken part before and have state."""
     engine = engine_of(small(), 2)

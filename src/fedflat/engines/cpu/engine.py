@@ -140,7 +140,7 @@ class LoopEngine(CohortEngine):
             self._share("models", (vectors, [m.integer_buffers for m in models.values()]))
             self._share("examples", examples)
             plan = evaluation_plan(self.problem, len(models), examples)
-            sums = self._map(_evaluate, [tuple(batch) for batch in plan])
+            sums = self._map(evaluate_batch, [tuple(batch) for batch in plan])
         return evaluation_result(self.problem.task, plan, sums, list(models), examples)
 
     def _share(self, name: str, value: object) -> None:
@@ -208,12 +208,12 @@ def _write_full_gradient(
     return cost
 
 
-def _evaluate(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:
+def evaluate_batch(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:
     """The task's metrics, summed over the examples of one batch.
 
     Args:
-        shared: the ``problem``, the sets of ``examples`` by name, and ``models``: a tensor with the weights and buffers
-            of each model as a row, and a list of their integer buffers.
+        shared: the ``problem``, the sets of ``examples`` by name, and ``models``: the weights and buffers of each model
+            as one vector, and a list of their integer buffers.
         model: index of the model.
         name: name of the set of examples.
         positions: positions of the batch's examples in the set [batch].

@@ -198,7 +198,7 @@ class RayEngine:
         costs = []
         for item in items:
             rows, cost = item.result
-            gradients[item.rows] = torch.from_numpy(rows)
+            gradients.numpy()[item.rows] = rows  # torch would warn that they are read-only
             costs.append(cost)
         weights = weights_by_samples([len(client.indices) for client in context.cohort])
         return weighted_sum(gradients, weights), GradientCost.total(costs)
@@ -272,8 +272,8 @@ class RayEngine:
         def arguments(worker: WorkerHandle) -> tuple[Any, ...]:
             places, states = self.states.arguments(clients, worker, context.initial_state)
             messages = [
-                DispatchedClient(client.number, client.indices, _array(client.statistics), place)
-                for client, place in zip(clients, places, strict=True)
+                DispatchedClient(c.number, c.indices, None if c.statistics is None else c.statistics.numpy(), place)
+                for c, place in zip(clients, places, strict=True)
             ]
             if call == "full_gradients":
                 return context.broadcast_ref, messages, *states
@@ -317,10 +317,7 @@ class RayEngine:
         plan = evaluation_plan(problem, len(models), examples)
         batches = [(batch.model, batch.examples, batch.positions.numpy()) for batch in plan]
         calls = min(len(batches), 2 * self.workers)  # two per worker, so that fast workers can do more
-        arrays = [
-            (model.weights.numpy(), model.buffers.numpy(), to_arrays(model.integer_buffers))
-            for model in models.values()
-        ]
+        arrays = [(torch.cat([m.weights, m.buffers]).numpy(), to_arrays(m.integer_buffers)) for m in models.values()]
         models_ref = self.ray.put(arrays)
         # Call i evaluates the batches i, i + calls, i + 2 calls, ...
         answers = self.pool.map("evaluate", [(models_ref, batches[i::calls]) for i in range(calls)], self._source)
@@ -334,7 +331,3 @@ def common_node(clients: list[Client]) -> str:
     """The node whose object store has the states of most of some clients; empty if none has any."""
     nodes = Counter(c.state.place.node for c in clients if isinstance(c.state, StoredState) and c.state.place)
     return nodes.most_common(1)[0][0] if nodes else ""
-
-
-def _array(tensor: Tensor | None) -> np.ndarray | None:
-    return None if tensor is None else tensor.detach().cpu().numpy()

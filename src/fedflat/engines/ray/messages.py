@@ -95,14 +95,13 @@ class TrainedClients:
 
     Attributes:
         reports: one per client.
-        statistics: the clients' own BatchNorm statistics [clients, buffers], if they keep them.
-        rows: what the clients send [clients, ...], by name; empty if sums are returned.
+        rows: what the clients send [clients, ...], by name. If sums are returned, it only has the clients' BatchNorm
+            statistics (``buffers``), and these only if clients keep their own.
         sums: weighted sums of the rows over the clients [...], by name; empty if rows are returned.
         seconds: time spent training.
     """
 
     reports: list[ClientReport]
-    statistics: np.ndarray | None
     rows: Arrays
     sums: Arrays
     seconds: float

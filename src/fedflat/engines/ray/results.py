@@ -110,7 +110,7 @@ def outcome_from_sums(results: CohortResults) -> Outcome:
     sums = {name: sum_of_blocks([torch.tensor(block[name]) for block in blocks]) for name in blocks[0]}
     statistics: list[Tensor | None] = [None] * len(cohort)  # each client's own BatchNorm statistics
     if training.own_statistics:
-        arrays = in_cohort_order((item.rows, item.result.statistics) for item in results.items)
+        arrays = in_cohort_order((item.rows, item.result.rows["buffers"]) for item in results.items)
         statistics = [torch.tensor(array) for array in arrays]
     clients = [
         client._replace(state=state, statistics=client_statistics)

@@ -197,10 +197,10 @@ class WorkQueue:
         return home if self._seconds[home] >= self._transfer_seconds * node_workers[home] else None
 
 
-def aggregation_blocks(count: int, size: int = BLOCK) -> list[list[int]]:
-    """The positions 0..count-1 of a cohort in blocks of ``size``, over which the aggregation forms partial sums.
+def aggregation_blocks(count: int) -> list[list[int]]:
+    """The positions 0..count-1 of a cohort in blocks of ``BLOCK``, over which the aggregation forms partial sums.
 
     >>> aggregation_blocks(10)
     [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9]]
     """
-    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+    return [list(range(start, min(start + BLOCK, count))) for start in range(0, count, BLOCK)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import nested_state
-from fedflat.engines.cpu.engine import LoopEngine, one_thread
+from fedflat.engines.cpu.engine import LoopEngine, evaluate_batch, one_thread
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.messages import (
@@ -107,27 +107,24 @@ class Worker:
         """
         start = time.perf_counter()
         setup = self._built_setup()
-        training = self._current_training(setup, broadcast)
         count = len(clients)
         with one_thread():
-            buffers, cohort = self._prepare_buffers(setup, broadcast, clients, states)
+            training, buffers, cohort = self._prepare(setup, broadcast, clients, states)
             if common_gradient is not None:
                 buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
             integer_buffers = to_tensors(broadcast.integer_buffers, setup.problem.device)
             reports = setup.engine.train_rows(training, broadcast.round, buffers, cohort, integer_buffers)
             protect_rows(training, broadcast.round, buffers, [client.number for client in cohort])
-            rows: Arrays = {}
             sums: Arrays = {}
             if weights is None:
                 rows = _sent_rows(buffers, count)
-            else:
+            else:  # clients that keep their own BatchNorm statistics still return them
+                rows = {"buffers": _array(buffers.statistics[:count])} if training.own_statistics else {}
                 weighted = weighted_rows(training, buffers, weights, reports, broadcast.count)
                 sums = to_arrays({name: block_sum(values, factors) for name, (values, factors) in weighted.items()})
-            # BatchNorm statistics, if every client keeps its own
-            statistics = _array(buffers.statistics[:count]) if training.own_statistics else None
             new_states = to_arrays(buffers.client_states)
             reports = [_sendable(report) for report in reports]
-        trained = TrainedClients(reports, statistics, rows, sums, time.perf_counter() - start)
+        trained = TrainedClients(reports, rows, sums, time.perf_counter() - start)
         return [trained, {name: values[:count] for name, values in new_states.items()}] if new_states else trained
 
     def full_gradients(
@@ -140,36 +137,28 @@ class Worker:
         """
         setup = self._built_setup()
         with one_thread():
-            buffers, cohort = self._prepare_buffers(setup, broadcast, clients, states)
-            training = self._current_training(setup, broadcast)
+            training, buffers, cohort = self._prepare(setup, broadcast, clients, states)
             cost = setup.engine.compute_full_gradients(training, broadcast.round, buffers, cohort)
             return _array(buffers.gradient[: len(clients)]), cost
 
     def evaluate(
-        self, models: list[tuple[np.ndarray, np.ndarray, Arrays]], batches: list[tuple[int, str, np.ndarray]]
+        self, models: list[tuple[np.ndarray, Arrays]], batches: list[tuple[int, str, np.ndarray]]
     ) -> list[Arrays]:
         """Sums of the task's metrics over the examples of each batch, by metric.
 
         Args:
-            models: for each model its weights [parameters], floating-point buffers [buffers] and integer buffers by
-                name.
+            models: for each model its weights and floating-point buffers [parameters + buffers], and its integer
+                buffers by name.
             batches: for each batch the index of the model to evaluate, the name of the evaluation set, and the
                 positions of the batch's examples in that set [batch].
         """
         problem = self._built_setup().problem
         device = problem.device
-        results = []
-        loaded: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}  # by model: weights, and buffers by name
+        vectors = [torch.tensor(vector, device=device) for vector, _ in models]
+        integer_buffers = [to_tensors(arrays, device) for _, arrays in models]
+        shared = {"problem": problem, "models": (vectors, integer_buffers), "examples": problem.evaluation_sets}
         with one_thread():
-            for model, set_name, positions in batches:
-                if model not in loaded:
-                    weights, statistics, integer_buffers = models[model]
-                    views = problem.buffer_layout.views(torch.tensor(statistics, device=device))
-                    loaded[model] = torch.tensor(weights, device=device), views | to_tensors(integer_buffers, device)
-                examples = problem.evaluation_sets[set_name].take(torch.tensor(positions, device=device))
-                sums = problem.metric_sums(*loaded[model], examples)
-                results.append(to_arrays({name: value.double() for name, value in sums.items()}))
-        return results
+            return [evaluate_batch(shared, i, name, torch.tensor(at, device=device)) for i, name, at in batches]
 
     def _built_setup(self) -> WorkerSetup:
         """The problem and its engine; raises the error with which building it failed."""
@@ -189,14 +178,11 @@ class Worker:
             setup.engine.buffers = None
         return self._training[1]
 
-    def _prepare_buffers(
-        self,
-        setup: WorkerSetup,
-        broadcast: Broadcast,
-        clients: list[DispatchedClient],
-        states: tuple[Arrays, ...],
-    ) -> tuple[CohortBuffers, list[Client]]:
-        """Allocate cohort buffers and copy in all that the clients read; also returns the clients, in order of rows."""
+    def _prepare(
+        self, setup: WorkerSetup, broadcast: Broadcast, clients: list[DispatchedClient], states: tuple[Arrays, ...]
+    ) -> tuple[Training, CohortBuffers, list[Client]]:
+        """The current training, cohort buffers with all that the clients read, and the clients in order of rows."""
+        training = self._current_training(setup, broadcast)
         cohort = []
         for client in clients:
             arrays = broadcast.initial_state
@@ -209,10 +195,10 @@ class Worker:
         setup.problem.set_training_mode()
         z = _read_only_tensor(broadcast.z).to(setup.problem.device)
         rows = _rows_to_allocate(setup.engine, len(clients), broadcast.count)
-        buffers = setup.engine.allocate(self._current_training(setup, broadcast), rows, z)
+        buffers = setup.engine.allocate(training, rows, z)
         server = nested_state({name: _read_only_tensor(array) for name, array in broadcast.server.items()})
         buffers.copy_inputs(z, server, _read_only_tensor(broadcast.buffers), cohort)
-        return buffers, cohort
+        return training, buffers, cohort
 
 
 def fedflat_version() -> str:
