@@ -4,6 +4,7 @@ They run in one process unless they ask for more workers or jobs: a process that
 """
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -19,10 +20,12 @@ from fedflat import processes
 from fedflat.engines.round.plan import Plan
 from tests.registries import registries_restored
 
+gc.disable()  # until all tests are collected: otherwise it would take a third of the collection's time
 # Otherwise every process would compile fedflat and rewrite all assertions again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
+os.fsync = lambda descriptor: None  # tests of power failures have their own
 processes.use_cores(1)
 # CliRunner would build all commands of fedflat for every call, which takes a tenth of a second.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
@@ -36,6 +39,12 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     """Search for doctests only in ``src``; those of other directories would take a fifth of the collection's time."""
     collectors = yield
     return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
+
+
+def pytest_collection_finish() -> None:
+    """Keep later garbage collections from traversing the modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
