@@ -27,6 +27,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
 os.fsync = lambda descriptor: None  # tests of power failures have their own
 processes.use_cores(1)
+# Without a GPU, manual_seed would record a stack trace for later, which is slow.
+seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 # CliRunner would build all commands of fedflat for every call, which takes a tenth of a second.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
@@ -91,7 +93,7 @@ def the_same_in_any_order() -> Iterator[None]:
     Fresh modules draw from torch's generator. And on a processor without bf16, torch's first product in it turns
     oneDNN off for the whole process, so that later sums end in other bits.
     """
-    torch.manual_seed(0)
+    seed_torch(0)
     enabled = torch._C._get_mkldnn_enabled()
     yield
     torch._C._set_mkldnn_enabled(enabled)
