@@ -4,6 +4,7 @@ They run in one process unless they ask for more workers or jobs: a process that
 """
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -19,11 +20,15 @@ from fedflat import processes
 from fedflat.engines.round.plan import Plan
 from tests.registries import registries_restored
 
+gc.disable()  # until all tests are collected: otherwise it would take a third of the collection's time
 # Otherwise every process would compile fedflat and rewrite all assertions again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 torch.set_num_threads(1)
+os.fsync = lambda descriptor: None  # tests of power failures have their own
 processes.use_cores(1)
+# Without a GPU, manual_seed would record a stack trace for later, which is slow.
+seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 # CliRunner would build all commands of fedflat for every call, which takes a tenth of a second.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
@@ -36,6 +41,12 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     """Search for doctests only in ``src``; those of other directories would take a fifth of the collection's time."""
     collectors = yield
     return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
+
+
+def pytest_collection_finish() -> None:
+    """Keep later garbage collections from traversing the modules and tests."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -82,7 +93,7 @@ def the_same_in_any_order() -> Iterator[None]:
     Fresh modules draw from torch's generator. And on a processor without bf16, torch's first product in it turns
     oneDNN off for the whole process, so that later sums end in other bits.
     """
-    torch.manual_seed(0)
+    seed_torch(0)
     enabled = torch._C._get_mkldnn_enabled()
     yield
     torch._C._set_mkldnn_enabled(enabled)

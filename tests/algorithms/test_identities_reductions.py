@@ -14,9 +14,9 @@ import torch
 from fedflat.algorithms.server import Adam, Yogi
 
 from ..quadratics import text_of, walk
-from ..reference import METHODS, Quadratics, Setting, bed, identities
+from ..reference import METHODS, bed, identities
 from ..reference.identities import Identity
-from .settings import FULL, SETTINGS, SHORT, by_samples, differ, library, named, reference, same
+from .settings import FULL, SETTINGS, by_samples, differ, library, named, reference, same
 
 FULL_OR_UNEVEN = pytest.mark.parametrize("setting", ["full", "uneven-partial"])
 WHOLE_OR_PART = pytest.mark.parametrize("setting", ["full", "partial"])
@@ -213,15 +213,3 @@ def test_26_single_steps_with_momentum_are_heavy_ball_and_nesterov() -> None:
         ahead = ahead + velocity
         same(ball, heavy[-1])
         same(nesterov, ahead)
-
-
-def _alike(setting: Setting, samples: int) -> Setting:
-    return setting.but(problem=Quadratics(setting.problem.A, setting.problem.b, [samples] * setting.problem.N))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_30_equal_counts_and_the_order_of_clients_do_not_matter(method: str) -> None:
-    text, alike = text_of(method), _alike(SHORT["short"], 3)
-    turned = alike.but(cohorts=[cohort[::-1] for cohort in alike.cohorts])
-    found = walk(text, turned, weighting="samples", names=("weight",), quick=True).x
-    same(found, library(text, "short").x, atol=1e-10)

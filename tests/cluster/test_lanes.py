@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -72,7 +73,12 @@ class OneWorker(RayEngine):
         return items
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "mime", "fedsmoo"])
+@cache
+def expected_of(algorithm: str) -> dict[str, torch.Tensor]:
+    return walk(small(algorithm=algorithm, clients_per_round=9, rounds=3), rounds=3)
+
+
+@pytest.mark.parametrize("algorithm", ["mime", "fedsmoo"])
 @pytest.mark.parametrize("shows_rows", [False, True])
 @pytest.mark.parametrize(("at_once", "largest"), [(4, 3), (99, 9)])
 def test_lanes_in_a_worker_agree_with_the_loop(
@@ -82,7 +88,7 @@ def test_lanes_in_a_worker_agree_with_the_loop(
     monkeypatch.setattr(ray_engine, "MOST_LANES", at_once)
     config = small(algorithm=algorithm, clients_per_round=9, rounds=3)
     engine = OneWorker(config, shows_rows)
-    found, expected = walk(config, engine, 3), walk(config, rounds=3)
+    found, expected = walk(config, engine, 3), expected_of(algorithm)
     assert max(engine.sizes) == largest
     assert (engine.buffers is not None) == shows_rows
     assert found.keys() == expected.keys()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from ..time_limits import scaled
 from .federations import small
 from .nodes import Nodes, nodes, python, said
 
-pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+if find_spec("ray") is None:
+    pytest.skip('Ray is not installed (pip install "fedflat[ray]")', allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,8 @@ from fedflat.experiment.campaign.sweep_file import read_sweep
 
 from .federations import small
 
-pytest.importorskip("ray", reason='Ray is not installed (pip install "fedflat[ray]")')
+if find_spec("ray") is None:
+    pytest.skip('Ray is not installed (pip install "fedflat[ray]")', allow_module_level=True)
 
 
 class Seen(fedflat.RemoteCallback):

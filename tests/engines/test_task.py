@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
 from torch import nn
 from torch.nn import functional as F
 
@@ -82,6 +81,8 @@ def test_every_token_that_counts_has_the_same_weight_whatever_the_batches():
 
 
 def test_f1_is_that_of_scikit_learn():
+    from sklearn.metrics import f1_score  # here, because it takes a second in every process that collects tests
+
     logits, targets = torch.randn(40, 4), torch.randint(3, (40,))  # the fourth class never occurs
     task, totals = F1Classification(), Totals(F1Classification())
     for rows in (slice(0, 30), slice(30, 40)):

@@ -27,7 +27,8 @@ SETTINGS = {
     "save_every": 3,
     "engine__checkpoint_every": 2,
 }
-TOUCHING_FILES = ("pwrite", "replace", "fsync", "truncate", "ftruncate", "open", "mkdir")
+TOUCHING_FILES = ("pwrite", "replace", "truncate", "ftruncate", "open", "mkdir")
+"""Without fsync, which matters only in a power failure."""
 
 
 def start(folder: Path) -> None:
@@ -102,8 +103,8 @@ def test_a_run_is_the_same_twice(undisturbed: dict[str, bytes], tmp_path: Path) 
     assert {"metrics.jsonl", "model.safetensors", "state/clients/rows.bin"} <= set(undisturbed)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(first=st.integers(0, 220), second=st.integers(0, 220))
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=st.integers(0, 200), second=st.integers(0, 200))
 def test_killed_in_the_middle_of_an_operation(
     undisturbed: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, first: int, second: int
 ) -> None:

@@ -20,8 +20,7 @@ from fedflat.experiment.make_config import prepare
 from fedflat.experiment.run import Run
 from tests.language.tiny import SMALL, VOCABULARY, labelled, language, texts
 
-transformers = pytest.importorskip("transformers")
-if find_spec("peft") is None:
+if find_spec("peft") is None:  # which needs transformers
     pytest.skip("peft is not installed", allow_module_level=True)
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 16, "max_position_embeddings": 16}
@@ -37,6 +36,8 @@ SETTINGS: dict[str, Any] = {**SMALL, "rounds": 2, "workers": 1, "device": "cpu"}
 
 
 def base(name: str = "lora", layers: int = 2) -> Any:
+    import transformers  # here, because it takes a second in every process that collects tests
+
     torch.manual_seed(0)
     sizes = SIZES | {"num_hidden_layers": layers}
     if name == "classes":
@@ -116,6 +117,8 @@ def test_worker_processes_train_adapters() -> None:
 
 def test_adapters_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder in the format of peft is trained, exported, and trained further from the exported weights."""
+    import transformers
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDFLAT_DATA", str(tmp_path / "data"))
     Path("words.txt").write_text("".join(f"{'to be or not '[n % 9 :]}\n" for n in range(40)))

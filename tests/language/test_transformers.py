@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from fedflat.cli.application import app
 from fedflat.data import from_texts
 from tests.language.tiny import SMALL
 
-transformers = pytest.importorskip("transformers")
+if find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
 WORDS = ["[PAD]", "[END]", "good", "fine", "great", "bad", "poor", "awful", "film", "plot"]
 REVIEWS = [
     {"text": f"{WORDS[2 + n % 6]} {WORDS[8 + n % 2]}" + " film" * (n % 3), "label": int(n % 6 > 2)} for n in range(40)
@@ -26,6 +28,7 @@ REVIEWS = [
 @pytest.fixture
 def tokeniser() -> Any:
     """A tokeniser of ten words."""
+    import transformers  # here, because it takes a second in every process that collects tests
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="film"))
@@ -35,17 +38,23 @@ def tokeniser() -> Any:
 
 
 def bert(**options: Any) -> Any:
+    import transformers
+
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.BertConfig(vocab_size=10, max_position_embeddings=16, **sizes, **options)
     return transformers.BertForSequenceClassification(config)
 
 
 def gpt2() -> Any:
+    import transformers
+
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=10, bos_token_id=1, eos_token_id=1, **sizes))
 
 
 def llama() -> Any:
+    import transformers
+
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=10, max_position_embeddings=16, **sizes))
 

@@ -53,18 +53,14 @@ def test_every_model_is_tested():
 
 
 @every_model
-def test_output_shape(text):
+def test_output_shape_and_gradient_of_every_parameter(text):
     expected = (3, *CASES[text], CLASSES) if text.startswith("char-lstm") else (3, CLASSES)
     expected = (*expected, *CASES[text][1:]) if text.startswith("bisenetv2") else expected
-    logits = model_of(text)(samples(text))
+    model = model_of(text)
+    logits = model(samples(text))
     assert logits.shape == expected
     assert torch.isfinite(logits).all()
-
-
-@every_model
-def test_gradient_reaches_every_parameter(text):
-    model = model_of(text)
-    loss_of(model(samples(text))).backward()
+    loss_of(logits).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -72,19 +68,12 @@ def test_gradient_reaches_every_parameter(text):
 
 
 @every_model
-def test_same_seed_same_model(text):
-    first, again, other = (dict(model_of(text, seed).named_parameters()) for seed in (0, 0, 1))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
-
-
-@every_model
-def test_functional_call_equals_plain_call(text):
-    model, x = model_of(text).eval(), samples(text)
-    state = {name: tensor.clone() for name, tensor in model_of(text, seed=2).state_dict().items()}
-    called = functional_call(model, state, (x,))
-    model.load_state_dict(state)
-    torch.testing.assert_close(called, model(x))
+def test_seed_and_state_determine_the_model(text):
+    model, again, other = (model_of(text, seed).eval() for seed in (0, 0, 1))
+    first, state = dict(model.named_parameters()), other.state_dict()
+    assert all(torch.equal(first[name], parameter) for name, parameter in again.named_parameters())
+    assert any(not torch.equal(first[name], parameter) for name, parameter in other.named_parameters())
+    torch.testing.assert_close(functional_call(model, state, (samples(text),)), other(samples(text)))
 
 
 @every_model

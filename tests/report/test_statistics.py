@@ -7,9 +7,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from fedflat.reporting.tables.summary import (
     RoundsToTarget,
@@ -78,12 +78,12 @@ def test_three_values_cover_three_quarters():
 
 
 def test_t_interval_is_scipys():
-    found = stats.ttest_1samp(SOME, 0.0).confidence_interval(0.95)
+    found = scipy.stats.ttest_1samp(SOME, 0.0).confidence_interval(0.95)
     assert t_interval(SOME) == pytest.approx((found.low, found.high))
 
 
 def test_signed_rank_is_scipys_where_scipy_is_exact():
-    assert signed_rank_p(SOME) == pytest.approx(stats.wilcoxon(SOME, method="exact").pvalue)
+    assert signed_rank_p(SOME) == pytest.approx(scipy.stats.wilcoxon(SOME, method="exact").pvalue)
 
 
 @settings(max_examples=40)
@@ -93,7 +93,7 @@ def test_signed_rank_with_ties_is_the_share_of_sign_flips(differences):
     if not len(values):
         assert signed_rank_p(differences) == 1.0
         return
-    ranks = stats.rankdata(np.abs(values))
+    ranks = scipy.stats.rankdata(np.abs(values))
     sums = np.array([ranks[np.array(signs) > 0].sum() for signs in product((-1, 1), repeat=len(values))])
     positive = ranks[values > 0].sum()
     tail = min((sums <= positive).mean(), (sums >= positive).mean())
@@ -110,7 +110,7 @@ def test_nearly_equal_differences_are_ties():
 
 def test_which_test_is_used():
     assert paired_test(SOME[:5])[0] == "paired t"
-    assert paired_test(SOME[:5])[1] == pytest.approx(stats.ttest_1samp(SOME[:5], 0).pvalue)
+    assert paired_test(SOME[:5])[1] == pytest.approx(scipy.stats.ttest_1samp(SOME[:5], 0).pvalue)
     assert paired_test(SOME[:6])[0] == "signed rank"
     assert paired_test([0.0, 0.0, 0.0]) == ("none", 1.0)
     assert paired_test([0.1, 0.1, 0.1]) == ("none", None)
@@ -150,7 +150,9 @@ def test_friedman_and_the_critical_difference():
         for name, values in {"a": (9, 8, 7, 9), "b": (5, 6, 5, 4), "c": (1, 2, 1, 3)}.items()
     }
     ranks = rank_algorithms(table)
-    assert ranks.friedman == pytest.approx(stats.friedmanchisquare((9, 8, 7, 9), (5, 6, 5, 4), (1, 2, 1, 3)).pvalue)
+    assert ranks.friedman == pytest.approx(
+        scipy.stats.friedmanchisquare((9, 8, 7, 9), (5, 6, 5, 4), (1, 2, 1, 3)).pvalue
+    )
     assert ranks.critical == pytest.approx(
         2.343 * math.sqrt(3 * 4 / (6 * 4)), abs=2e-3
     )  # Demsar (2006), table 5: q = 2.343 for three
@@ -173,5 +175,5 @@ def test_censored_runs_count():
 def test_power_agrees_with_simulation():
     effect = detectable_effect(5)
     draws = np.random.default_rng(0).normal(effect, 1.0, (4000, 5))
-    assert (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
+    assert (scipy.stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05).mean() == pytest.approx(0.8, abs=0.03)
     assert detectable_effect(3) > detectable_effect(5) > detectable_effect(20)

@@ -24,7 +24,7 @@ from fedflat.testing import Broken, algorithms, check_algorithm, check_model, ch
 TOGETHER = "clients drift no further apart than with FedAvg"
 
 
-@pytest.mark.parametrize("name", list(NAMED)[::3])
+@pytest.mark.parametrize("name", list(NAMED)[::6])
 def test_named_algorithms_have_the_common_properties(name: str) -> None:
     has_drift = algorithm(name).drift != Drift()  # else the claim compares FedAvg with itself
     assert len(check_algorithm(name, claims=[TOGETHER] if has_drift else [])) >= 10

@@ -1,0 +1,28 @@
+"""Algorithms that together have every part, for tests of code that treats all parts alike."""
+
+EVERY_PART = [
+    "fedprox+local-adam+yogi",
+    "fedprox+muon",
+    "fedavg+adamw+adam",
+    "fedcm+sam+momentum",
+    "scaffold(option=I)+fedadamw",
+    "scaffold+asam+adagrad",
+    "fedsmoo",
+    "adabest+scam",
+    "mime-sgdm+sam",
+    "mimelite-sgdm",
+    "fedacg+lesam",
+    "fednsam(variant=released)",
+    "fedmoswa",
+    "fedwmsam",
+    "fedgmt+sol(adaptive=false)",
+    "fedgloss(ramp=2)",
+    "ghbm(tau=1)",
+    "localghbm",
+    "fedhbm+relaxed",
+    "feddc+disco",
+    "fednova(mu=0.1)",
+    "fedscam",
+    "fedawa+exp",
+    "fedmuon",
+]
