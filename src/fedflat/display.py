@@ -25,11 +25,13 @@ def is_share(metric: str) -> bool:
 def shown_metric(value: float | None, metric: str, number_format: str = ".4g") -> str:
     """Format a metric: accuracies and other shares in per cent, anything else with ``number_format``.
 
-    >>> shown_metric(0.91234, "accuracy"), shown_metric(1.5, "loss")
-    ('91.23', '1.5')
+    >>> shown_metric(0.91234, "accuracy"), shown_metric(1.5, "loss"), shown_metric(31823.4, "rmse")
+    ('91.23', '1.5', '31823')
     """
     if value is None:
         return "–"
+    if number_format == ".4g" and 1e4 <= abs(value) < 1e9:
+        number_format = ".0f"
     return f"{100 * value:.2f}" if is_share(metric) else format(value, number_format)
 
 

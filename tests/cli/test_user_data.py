@@ -97,6 +97,17 @@ def test_every_column_of_a_table_has_a_use(fedflat, prices, tmp_path):
         load(f"arrays(path={tmp_path},target=price)")
 
 
+def test_whole_numbers_are_classes_unless_the_task_is_regression(fedflat, prices, tmp_path):
+    table = pd.read_csv(prices).drop(columns="site").astype({"price": int})
+    path = tmp_path / "whole.csv"
+    table.assign(price=100_000 + table["price"]).to_csv(path, index=False)
+    described = ("data", "describe", f"arrays(path={path},target=price)")
+    assert "--task mse" in fedflat(*described).stderr
+    assert json.loads(fedflat(*described, "--task", "mse", "--json").stdout)["classes"] == []
+    assert "did you mean mse" in fedflat(*described, "--task", "msee").stderr
+    assert "bce needs" in fedflat("data", "describe", "digits", "--task", "bce").stderr
+
+
 def test_large_numbers_are_standardised_and_reported_in_their_units(fedflat, prices):
     raw = f"arrays(path={prices},target=price,group=site)"
     advice = "standardise=true)"

@@ -140,7 +140,8 @@ def _to_targets(
         distinct = len(torch.unique(torch.cat([torch.unique(values) for values in targets])))
         if not label_names and highest >= max(MAX_UNNAMED_CLASSES, 10 * distinct):
             raise UserError(
-                f"{name} has label {highest}, but only {distinct} different labels; number the classes 0, 1, 2, ... "
+                f"{name} has label {highest}, but only {distinct} different labels; if they are numbers to predict, "
+                "use --task mse or store them as floats; otherwise number the classes 0, 1, 2, ... "
                 "(numpy.unique(labels, return_inverse=True)), or pass classes="
             )
         classes = label_names or [str(label) for label in range(highest + 1)]

@@ -123,6 +123,7 @@ def describe(
     ),
     clients: int | None = optional("--clients", "number of clients", "50, or that of the partition", min=1),
     seed: int = typer.Option(0, "--seed", min=0, help="seed of the partition"),
+    task: str = typer.Option("auto", "--task", help="as for a run; mse and huber: integer targets are numbers"),
     folder: Path | None = DATA_DIR,
     as_json: bool = JSON,
 ) -> None:
@@ -133,10 +134,18 @@ def describe(
     from fedflat.data import describe as describe_dataset
     from fedflat.data import fixes_clients, load, make_partition
     from fedflat.data.scaling import scale_advice
+    from fedflat.engines.problem.task import TASK_TARGETS, task_for
+    from fedflat.errors import one_of
     from fedflat.experiment.config import DataSettings
 
+    if task not in ("auto", *TASK_TARGETS):
+        raise one_of("task", task, ["auto", *TASK_TARGETS])
+    are_numbers = TASK_TARGETS.get(task) == "numbers"
     with Downloads(silent=as_json) as downloads:
-        dataset = load(name, folder, progress=downloads.progress)
+        dataset = load(name, folder, progress=downloads.progress, numbers=are_numbers)
+    if are_numbers and dataset.target_type == "classes":
+        dataset = dataset.as_numbers()
+    task_for(dataset, task)  # an unsuitable task raises an error
     description = describe_dataset(dataset)
     partition_description: dict[str, Any] | None = None
     if partition is not None:
