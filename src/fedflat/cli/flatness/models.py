@@ -168,6 +168,7 @@ def measure_models(
     Returns:
         The models by name, and by name the results on each subset.
     """
+    from fedflat.experiment.analysis.landscapes import require_same_dataset
     from fedflat.experiment.analysis.reopen import is_weights_file
 
     if data.client is not None and (files := [text for text in references if is_weights_file(text)]):
@@ -175,6 +176,7 @@ def measure_models(
     results: dict[str, list[T]] = {}
     with status_line(output.silent) as progress:
         models = open_models(references, output.silent, opening)
+        require_same_dataset(list(models.values()), list(models))
         for name, model in models.items():
 
             def describe(text: str, name: str = name) -> None:

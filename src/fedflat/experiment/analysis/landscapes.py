@@ -59,7 +59,7 @@ def landscapes(
         Landscapes by name.
     """
     names = _checked_names(models, names)
-    _require_same_dataset(models, names)
+    require_same_dataset(models, names)
     points_per_model = points**dimensions
     total = len(models) * points_per_model
     grids: dict[str, Landscape] = {}
@@ -189,7 +189,7 @@ class _SharedSpace:
         names, first = _checked_names(models, names), models[0]
         layouts = {name: model.problem.whole_layout for name, model in zip(names, models, strict=True)}
         require_same_shapes(layouts, place)
-        _require_same_dataset(models, names)
+        require_same_dataset(models, names)
         self.points = {name: _point(model) for name, model in zip(names, models, strict=True)}
         self.measure = LossAndError(
             first.problem,
@@ -216,7 +216,7 @@ def _checked_names(models: Sequence[RunModel], names: Sequence[str]) -> list[str
     return names
 
 
-def _require_same_dataset(models: Sequence[RunModel], names: Sequence[str]) -> None:
+def require_same_dataset(models: Sequence[RunModel], names: Sequence[str]) -> None:
     """Reject models of different datasets, whose losses are not comparable."""
     first_dataset = models[0].record.config.data.dataset
     for name, model in zip(names, models, strict=True):
