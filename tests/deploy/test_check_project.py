@@ -19,6 +19,7 @@ RNG = np.random.default_rng(0)
 
 
 def check(project: Path, *options: str) -> tuple[int, str]:
+    """Return the exit code, which is 1 if only the list of sites is missing, and the output."""
     done = CliRunner().invoke(app, ["deploy", "check", str(project), *options])
     return done.exit_code, " ".join(done.output.split())
 
@@ -33,15 +34,18 @@ def test_a_new_project_is_ready_once_all_sites_have_keys(tmp_path: Path, monkeyp
     write_project(tmp_path / "fresh", "scaffold", 3)
     code, output = check(tmp_path / "fresh", "--site", "0", "--site", "2", "--json")
     parts = json.loads(output)["parts"]
-    assert code == 0 and [part["part"] for part in parts] == ["server", "site 0", "site 2"]
+    assert code == 1 and [part["part"] for part in parts] == ["server", "site 0", "site 2"]
     assert parts[0]["train"] > parts[1]["train"] + parts[2]["train"]
     assert json.loads(output)["missing"] and not json.loads(output)["ready"]
     monkeypatch.chdir(tmp_path)
     write_certificates(Path("certificates"), ["127.0.0.1"], 3, days=1)
-    assert "data of the server fit together. Start the run" in check(tmp_path / "fresh")[1]
+    code, output = check(tmp_path / "fresh")
+    assert code == 0 and "data of the server fit together. Start the run" in output
+    assert check(tmp_path / "fresh", "--json")[0] == 0
     sites = Path("certificates/sites.txt")
     sites.write_text("\n".join(sites.read_text().splitlines()[:-1]))
-    assert "Missing: client 2 in the list of sites certificates/sites.txt Not ready:" in check(tmp_path / "fresh")[1]
+    code, output = check(tmp_path / "fresh")
+    assert code == 1 and "Missing: client 2 in the list of sites certificates/sites.txt Not ready:" in output
 
 
 def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
@@ -52,7 +56,7 @@ def test_a_private_project_passes_and_a_quorum_does_not(tmp_path: Path) -> None:
     )
     settings.write_text(text)
     code, output = check(tmp_path / "private", "--site", "0")
-    assert code == 0 and "epsilon 30.1 after 5 rounds (delta 1e-05), noise multiplier 1," in output
+    assert code == 1 and "epsilon 30.1 after 5 rounds (delta 1e-05), noise multiplier 1," in output
     assert "on: every sum includes at least 2 of 3 sites privacy: the noise on a round's mean update is" in output
     deploy = "[tool.flwr.app.config.deploy]\n"
     settings.write_text(text.replace(deploy, f"{deploy}secure_threshold = 1.0\n").replace("rounds = 5", "rounds = 1"))
@@ -72,12 +76,12 @@ def test_the_examples_in_the_hooks_run(tmp_path: Path) -> None:
     lines = [line.removeprefix("#     ") for line in HOOKS.splitlines() if " = None" not in line]
     project = with_hooks(tmp_path / "uncommented", "\n".join(lines).replace("/data/", f"{tmp_path}/"))
     code, output = check(project, "--site", "1")
-    assert code == 0 and "site 1" in output and "own training examples" not in output
+    assert code == 1 and "site 1" in output and "own training examples" not in output
     by_node = "\n".join(lines).replace("site: int", "site: int, node: dict").replace("/data/mine.npz", "{node['mine']}")
     hooks_of_nodes = by_node.replace('load("', 'load(f"').replace("/data/", f"{tmp_path}/")
     mine = f'mine="{tmp_path}/mine.npz"'
     code, output = check(with_hooks(tmp_path / "nodes", hooks_of_nodes), "--site", "1", "--node-config", mine)
-    assert code == 0 and "site 1" in output
+    assert code == 1 and "site 1" in output
     hooks = project / "uncommented" / "hooks.py"
     hooks.write_text(hooks.read_text().replace("mine.npz", "mine.npz,standardise=true"))
     code, output = check(with_hooks(tmp_path / "standardised", hooks.read_text()), "--site", "1")

@@ -195,7 +195,7 @@ def _check_project(folder: Path, sites: list[int], node_config: str, as_json: bo
         raise UserError(f"{folder} is not ready: {error}") from error
     if as_json:
         print_json({"folder": folder, "ready": not project.missing, **asdict(project)})
-        return
+        raise typer.Exit(1 if project.missing else 0)
     columns = ("part", "dataset", "training", "test", "outputs")
     rows = [(part.part, part.dataset, part.train, part.test, part.outputs) for part in project.parts]
     screen().print(table(columns, rows, numeric=("training", "test")))
@@ -212,8 +212,8 @@ def _check_project(folder: Path, sites: list[int], node_config: str, as_json: bo
     verdict = f"settings, model and data of {checked} fit together"
     if project.missing:
         print(f"Not ready: {verdict}, but the items marked 'Missing' above are needed.")
-    else:
-        print(f"Ready: {verdict}. Start the run with: flwr run {folder} sites --stream")
+        raise typer.Exit(1)
+    print(f"Ready: {verdict}. Start the run with: flwr run {folder} sites --stream")
 
 
 def _check_sites(flag: str, sites: int, bytes_each: int) -> None:
