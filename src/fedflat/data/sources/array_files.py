@@ -62,7 +62,7 @@ class ArrayFileOptions:
     drop: str = param("", "for .parquet and .csv: column to leave out of the inputs; several as a|b")
     standardise: bool = param(
         False,
-        "subtract the training examples' mean from inputs and float targets, divide by their standard deviation; "
+        "subtract the training examples' mean from inputs and numbers to predict, divide by their standard deviation; "
         "arrays mean, std, target_mean and target_std replace these statistics",
     )
 

@@ -135,7 +135,7 @@ class LandscapeScale:
         {0.1: '0.1', 0.2: '0.2', 0.5: '0.5', 1.0: '1', 2.0: '2', 5.7: '≥ 5.7'}
         """
         ends = [(self.high, "≥", self.above), (self.low, "≤", self.below)]
-        clipped = {end: f"{sign} {shown_tick(float(f'{end:.2g}'), self.value)}" for end, sign, count in ends if count}
+        clipped = {end: f"{sign} {shown_tick(float(f'{end:.3g}'), self.value)}" for end, sign, count in ends if count}
         nearest = (self.high / self.low) ** BAR_SPACING
         free = [tick for tick in self.ticks if all(max(tick / end, end / tick) > nearest for end in clipped)]
         return {tick: shown_tick(tick, self.value) for tick in free} | clipped
