@@ -376,7 +376,7 @@ def test_projects_with_secure_aggregation(tmp_path: Path) -> None:
     assert "chooses the weights" in fedflat(*new, "--algorithm", "fedawa")[1]
     assert "--clients of at least 2" in fedflat(*new, "--clients", "1")[1]
     assert fedflat(*new, "--algorithm", "scaffold")[0] == 0
-    assert fedflat("check", str(tmp_path / "secured"))[0] == 0
+    assert fedflat("check", str(tmp_path / "secured"))[0] == 1  # the list of sites is missing
     settings = tmp_path / "secured" / "pyproject.toml"
     settings.write_text(settings.read_text().replace('weighting = "uniform"', 'weighting = "samples"'))
     code, output = fedflat("check", str(tmp_path / "secured"))

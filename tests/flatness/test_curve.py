@@ -106,8 +106,8 @@ def test_models_that_are_not_defined_are_rejected() -> None:
     shared = nn.Sequential(nn.Linear(2, 4), square, activation, square, activation, nn.Linear(4, 1))
     sequence = nn.Sequential(nn.Linear(2, 4), nn.Flatten(), nn.Linear(12, 1))  # inputs [n, 3, 2]
     for model, reason in (
-        (normalised, "1 is a GroupNorm"),
-        (residual, "the model is a TransformerEncoderLayer"),
+        (normalised, "1 is .*GroupNorm"),
+        (residual, "the model is .*TransformerEncoderLayer"),
         (shallow, "no hidden layer"),
         (grouped, "1 is a grouped convolution"),
         (early, "0 does not normalise"),
@@ -130,7 +130,7 @@ def test_a_module_that_applies_its_children_in_turn_can_be_rebuilt_as_a_chain() 
             return self.head(self.features(x).flatten(1))
 
     model = Net()
-    with pytest.raises(UserError, match=r"the model is a Net.*(nn\.Sequential\(.*\)), which keeps") as raised:
+    with pytest.raises(UserError, match=r"the model is .*Net.*(nn\.Sequential\(.*\)), which keeps") as raised:
         aligned(model, model)
     advice = str(raised.value).split("rebuild it as ")[1].split(", which keeps")[0]
     rebuilt = eval(advice, {"nn": nn, "OrderedDict": OrderedDict, "m": model})

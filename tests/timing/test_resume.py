@@ -71,8 +71,8 @@ def test_killed_by_the_operating_system_with_updates_in_flight(tmp_path: Path) -
     settings = SETTINGS | {"policy": "fedbuff(buffer=3)", "clock": CLOCK}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fedflat.run("scaffold", out=whole, **settings)
-    assert in_a_process_to_be_killed(lambda: fedflat.run("scaffold", out=parts, **settings), die_at(70))
-    assert in_a_process_to_be_killed(lambda: fedflat.resume(parts), die_at(40))
+    assert in_a_process_to_be_killed(lambda: fedflat.run("scaffold", out=parts, **settings), die_at(60))
+    assert in_a_process_to_be_killed(lambda: fedflat.resume(parts), die_at(20))
     assert (parts / CHECKPOINT).exists() and not RunFolder(parts).is_over
     fedflat.resume(parts)
     assert contents(parts) == contents(whole)
