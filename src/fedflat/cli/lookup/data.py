@@ -140,11 +140,9 @@ def describe(
 
     if task not in ("auto", *TASK_TARGETS):
         raise one_of("task", task, ["auto", *TASK_TARGETS])
-    are_numbers = TASK_TARGETS.get(task) == "numbers"
+    is_regression = TASK_TARGETS.get(task) == "numbers"
     with Downloads(silent=as_json) as downloads:
-        dataset = load(name, folder, progress=downloads.progress, numbers=are_numbers)
-    if are_numbers and dataset.target_type == "classes":
-        dataset = dataset.as_numbers()
+        dataset = load(name, folder, progress=downloads.progress, numbers=is_regression)
     task_for(dataset, task)  # an unsuitable task raises an error
     description = describe_dataset(dataset)
     partition_description: dict[str, Any] | None = None
