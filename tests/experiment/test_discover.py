@@ -16,6 +16,7 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.discover import (
     SEARCH,
     Discovery,
+    Finalist,
     confirm,
     finalists,
     plan_discovery,
@@ -25,7 +26,7 @@ from fedflat.experiment.campaign.discover import (
 from fedflat.experiment.campaign.space_file import read_space
 from fedflat.experiment.campaign.tune import open_study, run_search
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.reporting.discovery import discovery_document, write_report
+from fedflat.reporting.discovery import discovery_document, report_tables, write_report
 
 BASE = {
     "rounds": 4,
@@ -128,13 +129,26 @@ def test_confirmation_is_paired_on_unseen_seeds_and_test_data(finished: tuple[Di
     assert len(document["differences"]) == 2 and difference["holm"] >= difference["p"]
     labels = [finalist["label"] for finalist in document["finalists"][2:]]
     assert labels == [f"without {part}" for part in _parts(document["finalists"][0]["algorithm"])]
-    assert list(rows) == [SEARCH, "fedavg", *labels]
-    assert list(document["confirmation"]["partition_dirichlet_alpha_0.5"]) == [SEARCH, "fedavg"]
 
 
 def _parts(text: str) -> list[str]:
     """The parts of the winner that have an ablation."""
     return ["scaffold"] if "scaffold" in text else ["cm"] if "cm" in text else []
+
+
+def test_ablations_are_confirmed_on_the_problem_of_the_search(
+    finished: tuple[Discovery, dict[str, Any]], tmp_path: Path
+) -> None:
+    winner, baseline = finalists(finished[0])[:2]
+    parts = {"drift": "scaffold", "perturbation": "none", "server": "none", "training.lr": 0.1}
+    ablation = Finalist(SEARCH, {**parts, "drift": "none"}, "without scaffold")
+    best = [replace(winner, values=parts), baseline, ablation]
+    document = discovery_document(finished[0], best, confirm(replace(finished[0], out=tmp_path), best))
+    confirmed = {problem: list(rows) for problem, rows in document["confirmation"].items()}
+    both = [SEARCH, "fedavg"]
+    assert confirmed == {SEARCH: [*both, "without scaffold"], "partition_dirichlet_alpha_0.5": both}
+    assert [one["problem"] for one in document["ablations"]] == [SEARCH]
+    assert report_tables(document)["Confirmation"].rows[-1][-1] == "–"
 
 
 def test_the_report_states_the_number_of_candidates_and_the_regression(
