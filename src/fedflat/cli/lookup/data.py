@@ -123,7 +123,7 @@ def describe(
     ),
     clients: int | None = optional("--clients", "number of clients", "50, or that of the partition", min=1),
     seed: int = typer.Option(0, "--seed", min=0, help="seed of the partition"),
-    task: str = typer.Option("auto", "--task", help="as for a run; with mse or huber, integer targets are numbers to predict"),
+    task: str = typer.Option("auto", "--task", help="as for a run; mse, huber: predict integer targets as numbers"),
     folder: Path | None = DATA_DIR,
     as_json: bool = JSON,
 ) -> None:
