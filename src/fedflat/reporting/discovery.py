@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,7 @@ def discovery_document(
     for problem, finalist, record in runs:
         metric, lower_is_better = record.metric, record.lower_is_better
         row = confirmed.setdefault(problem, {}).setdefault(
-            finalist.label, {"validation": {}, "test": {}, "diverged": [], **_costs(record)}
+            finalist.label, {"validation": {}, "test": {}, "diverged": [], **_costs(record.history[-1])}
         )
         for split in ("validation", "test"):
             score = last_score(record, split)
@@ -92,21 +93,20 @@ def discovery_document(
     return document | {"verdict": _verdict(document)}
 
 
-def _costs(record: Record) -> Values:
-    """Bytes sent in both directions and backward passes of a run, over all clients."""
-    last = record.history[-1]
-    return {"bytes": last["bytes_up"] + last["bytes_down"], "backward_passes": last["backward_passes"]}
+def _costs(metrics: Values) -> Values:
+    """Bytes sent in both directions and backward passes of a run up to an evaluation, over all clients."""
+    return {"bytes": metrics["bytes_up"] + metrics["bytes_down"], "backward_passes": metrics["backward_passes"]}
 
 
 def _candidates(discovery: Discovery, name: str, study: Study) -> list[Values]:
-    """The trials of a search with their algorithms; complete ones also with their costs."""
+    """The trials of a search with their algorithms, and their costs by number of rounds."""
     search, listed = discovery.searches[name], study.candidates()
     for candidate in listed:
-        with suppress(UserError):  # a killed process may have stored only some of the values
+        candidate |= {"algorithm": "", "costs": {}}
+        with suppress(UserError):  # a killed process may have stored only some of the values and files
             candidate["algorithm"] = search.config(candidate["values"], search.tune.seeds[0]).algorithm
-        if candidate["state"] == "complete":
-            folder = search.folder(candidate["trial"]) / f"seed-{search.tune.seeds[0]}"
-            candidate |= _costs(load_record(folder))
+            history = load_record(search.folder(candidate["trial"]) / f"seed-{search.tune.seeds[0]}").history
+            candidate["costs"] = {metrics["round"]: _costs(metrics) for metrics in history}
     return listed
 
 
@@ -121,14 +121,25 @@ def _finalist(discovery: Discovery, finalist: Finalist) -> Values:
         if name in resolved and name != "algorithm":
             value = resolved[name]
             assignments += ["--set", f"{name}={value if isinstance(value, str) else write_value(value)}"]
+    shown = [config.algorithm, *(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())]
     return {
         "label": finalist.label,
+        "name": finalist.label if finalist.is_ablation else _rounded(", ".join(shown)),
         "algorithm": config.algorithm,
         "settings": settings,
         "search": finalist.score,
         "trial": finalist.trial,
         "command": shlex.join(["fedflat", "run", config.algorithm, *assignments]),
     }
+
+
+def _rounded(text: str) -> str:
+    """A text with at most three significant digits per number.
+
+    >>> _rounded("fedgmt(gamma=1.8240374646838284)")
+    'fedgmt(gamma=1.82)'
+    """
+    return re.sub(r"\d+\.\d{3,}(e[-+]?\d+)?", lambda number: f"{float(number[0]):.3g}", text)
 
 
 def _differences(finalists: Sequence[Finalist], confirmed: Values, ablations: bool) -> list[Values]:
@@ -214,23 +225,33 @@ def _importance(discovery: Discovery, study: Study, candidates: Sequence[Values]
 
 
 def _pareto_front(candidates: dict[str, list[Values]], cost: str, sign: int) -> list[Values]:
-    """The complete candidates of all searches that no other beats in both score and cost, cheapest first."""
-    complete = [candidate for listed in candidates.values() for candidate in listed if candidate["state"] == "complete"]
+    """The evaluations of all candidates that no other one beats in both score and cost, cheapest first."""
+    points = [
+        {"algorithm": candidate["algorithm"], "rounds": rounds, "score": score, **candidate["costs"][rounds]}
+        for listed in candidates.values()
+        for candidate in listed
+        for rounds, score in candidate["scores"].items()
+        if rounds in candidate["costs"] and math.isfinite(score)
+    ]
     front: list[Values] = []
-    for candidate in sorted(complete, key=lambda one: (one[cost], -sign * one["score"])):
-        if not front or sign * candidate["score"] > sign * front[-1]["score"]:
-            front.append(candidate)
-    return [{name: candidate[name] for name in ("algorithm", "score", *COSTS)} for candidate in front]
+    for point in sorted(points, key=lambda one: (one[cost], -sign * one["score"])):
+        if not front or sign * point["score"] > sign * front[-1]["score"]:
+            front.append(point)
+    return [point for point in front if point["rounds"]]
 
 
 def _verdict(document: Values) -> str:
     """One sentence: does the winner beat the baselines?"""
     sign = -1 if document["lower_is_better"] else 1
-    better = [sign * one["mean"] > 0 and (one["holm"] or 1) < SIGNIFICANT for one in document["differences"]]
-    winner = document["finalists"][0]["algorithm"]
-    if better and all(better):
+    differences, winner = document["differences"], document["finalists"][0]["name"]
+    significant = [sign * one["mean"] for one in differences if (one["holm"] or 1) < SIGNIFICANT]
+    better = sum(mean > 0 for mean in significant)
+    if differences and better == len(differences):
         return f"{winner} is better than every baseline (Holm-corrected p below {SIGNIFICANT})."
-    return f"{winner} is significantly better in {sum(better)} of {counted(len(better), 'comparison')} with baselines."
+    return (
+        f"{winner} is significantly better in {better} and worse in {len(significant) - better} of "
+        f"{counted(len(differences), 'comparison')} with baselines."
+    )
 
 
 def _finalist_table(document: Values) -> TextTable:
@@ -241,7 +262,7 @@ def _finalist_table(document: Values) -> TextTable:
     for finalist in document["finalists"]:
         label = finalist["label"]
         cells = [
-            f"winner: {finalist['algorithm']}" if label == SEARCH else label,
+            f"winner: {finalist['name']}" if label == SEARCH else finalist["name"],
             str(sum(states.get(label, {}).values()) or "–"),
         ]
         cells.append(shown_metric(finalist["search"], metric))
@@ -267,10 +288,11 @@ def _mean(row: Values, split: str, metric: str) -> str:
 def _difference_table(document: Values, key: str) -> TextTable:
     """The winner's differences from the baselines (key ``differences``) or from its ``ablations``."""
     metric, rows = document["metric"], []
+    names = {finalist["label"]: finalist["name"] for finalist in document["finalists"]}
     for one in document[key]:
         problem = "as in the search" if one["problem"] == SEARCH else one["problem"]
         cells = (shown_difference(one["mean"], metric), shown_interval(one["t_interval"], metric))
-        rows.append((one["label"], problem, *cells, str(len(one["seeds"])), one["test"], shown_p(one["holm"])))
+        rows.append((names[one["label"]], problem, *cells, str(len(one["seeds"])), one["test"], shown_p(one["holm"])))
     unit = " in percentage points" if is_share(metric) else ""
     heads = ("compared with", "problem", "difference", "95 % Student", "pairs", "test", "p after Holm")
     return _table(f"Winner minus the algorithm in the row: test {metric}{unit}, paired by seed.", heads, rows)
@@ -281,13 +303,15 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[tuple[str, ...]]) 
 
 
 def _pareto_table(document: Values, cost: str) -> TextTable:
-    """The Pareto front of validation metric and a cost."""
+    """The Pareto front of validation metric and a cost, over all evaluations of all candidates."""
     metric, name = document["metric"], COSTS[cost]
     shown = shown_bytes if cost == "bytes" else shown_count
     rows = [
-        (one["algorithm"], shown_metric(one["score"], metric), shown(one[cost])) for one in document["pareto"][cost]
+        (_rounded(one["algorithm"]), str(one["rounds"]), shown(one[cost]), shown_metric(one["score"], metric))
+        for one in document["pareto"][cost]
     ]
-    return _table(f"Pareto front: validation {metric} and {name}.", ("algorithm", with_unit(metric), name), rows)
+    heads = ("algorithm", "rounds", name, with_unit(metric))
+    return _table(f"Pareto front: validation {metric} and {name}, over all evaluations.", heads, rows)
 
 
 def _importance_table(document: Values) -> TextTable:
@@ -333,7 +357,7 @@ def markdown(document: Values) -> str:
     counts = {name: len(listed) for name, listed in document["candidates"].items()}
     winner, combinations = document["finalists"][0], document["combinations"]
     sections = [
-        f"# Winner: {winner['algorithm']}\n\n{document['verdict']}\n\n```bash\n{winner['command']}\n```\n",
+        f"# Winner: {winner['name']}\n\n{document['verdict']}\n\n```bash\n{winner['command']}\n```\n",
         f"{counted(counts[SEARCH], 'candidate')} out of {combinations['valid']} valid combinations of parts "
         f"({combinations['excluded']} excluded), and {sum(counts.values()) - counts[SEARCH]} candidates of the "
         f"baselines, in {shown_seconds(sum(document['seconds'].values()))}. {selection_text(document)}\n",

@@ -282,9 +282,7 @@ def problems(discovery: Discovery) -> dict[str, Values]:
     for changes in discovery.file.confirm.also:
         settings = dict(flat(changes))
         check_names(dict.fromkeys(settings, "confirm.also"), set())
-        named[folder_name(", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items()))] = (
-            settings
-        )
+        named[", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())] = settings
     if len(named) <= len(discovery.file.confirm.also) or {} in list(named.values())[1:]:
         raise UserError("confirm.also has an entry that is empty or occurs twice; list each problem once")
     return named
@@ -304,13 +302,14 @@ def confirm(
     configs: list[Config] = []
     folders: list[Path] = []
     for problem, changes in problems(discovery).items():
+        folder = discovery.out / CONFIRM / folder_name(problem)
         for seed, finalist in itertools.product(discovery.file.confirm.seeds, best):
             if finalist.is_ablation and problem != SEARCH:
                 continue
             search = discovery.searches[finalist.search]
             runs.append((problem, finalist))
             configs.append(search.changed(changes).config(finalist.values, seed))
-            folders.append(discovery.out / CONFIRM / problem / folder_name(finalist.label) / f"seed-{seed}")
+            folders.append(folder / folder_name(finalist.label) / f"seed-{seed}")
             try:
                 existing_run(configs[-1], folders[-1])
             except DamagedFile:

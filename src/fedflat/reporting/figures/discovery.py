@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from fedflat.display import is_share, with_unit
 from fedflat.reporting.figures.style import COLOURS, open_frame
@@ -14,7 +15,7 @@ COST_LABELS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
 
 
 def discovery_figure(document: dict[str, Any]) -> Figure:
-    """Plot the importance of every slot at each rung, and all complete candidates with both Pareto fronts.
+    """Plot the importance of every slot at each rung, and all candidates with both Pareto fronts.
 
     Args:
         document: the results, as in ``discover.json``.
@@ -25,12 +26,18 @@ def discovery_figure(document: dict[str, Any]) -> Figure:
     scale = 100 if is_share(document["metric"]) else 1
     for axes, (cost, label) in zip(fronts, COST_LABELS.items(), strict=True):
         for number, (name, candidates) in enumerate(document["candidates"].items()):
-            complete = [candidate for candidate in candidates if candidate["state"] == "complete"]
-            points = [(candidate[cost], scale * candidate["score"]) for candidate in complete]
-            axes.scatter(*np.array(points).reshape(-1, 2).T, s=14, color=COLOURS[number % len(COLOURS)], label=name)
-        front = [(candidate[cost], scale * candidate["score"]) for candidate in document["pareto"][cost]]
-        axes.plot(*np.array(front).reshape(-1, 2).T, drawstyle="steps-post", color="#4a4a4a", lw=1)
+            style = {"color": COLOURS[number % len(COLOURS)], "lw": 0.8, "alpha": 0.5}
+            for candidate in candidates:
+                costs, scores = candidate["costs"], candidate["scores"]
+                evaluated = [rounds for rounds in costs if rounds in scores]
+                values = [scale * scores[rounds] for rounds in evaluated]
+                axes.plot([costs[rounds][cost] for rounds in evaluated], values, **style)
+            axes.plot([], [], label=name, **style)
+        front = document["pareto"][cost]
+        values = [scale * point["score"] for point in front]
+        axes.plot([point[cost] for point in front], values, "k.-", lw=1.6, drawstyle="steps-post", label="Pareto front")
         axes.set_xlabel(label)
+        axes.xaxis.set_major_formatter(EngFormatter())
         axes.set_ylabel(f"validation {with_unit(document['metric'])}")
         open_frame(axes)
     fronts[0].legend(fontsize=8, frameon=False)
