@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 
@@ -30,6 +31,7 @@ def main() -> None:
     """Run the command line; errors become messages on stderr, and a closed pipe is not an error."""
     # torch reads this variable when it is imported. On busy cores, threads that spin while they wait are slow.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # the precision is a setting
     _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

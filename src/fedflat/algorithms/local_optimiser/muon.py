@@ -72,7 +72,7 @@ class Muon(LocalOptimiser):
         if descent.weight_decay:
             step = step + descent.weight_decay * ctx.y
         step = torch.where(ctx.local["is_matrix"], self.alpha * step, step)
-        return ctx.y - lr * step, {"M": M} | moments
+        return ctx.y - lr * step, {"M": M, **moments}
 
     def run_conflict(self, descent: Descent, layout: Layout) -> str | None:
         if not matrix_names(layout):
