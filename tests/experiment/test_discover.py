@@ -26,7 +26,7 @@ from fedflat.experiment.campaign.discover import (
 from fedflat.experiment.campaign.space_file import read_space
 from fedflat.experiment.campaign.tune import open_study, run_search
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.reporting.discovery import discovery_document, report_tables, write_report
+from fedflat.reporting.discovery import discovery_document, report_tables, verdict, write_report
 
 BASE = {
     "rounds": 4,
@@ -166,7 +166,9 @@ def test_the_report_states_the_number_of_candidates_and_the_regression(
     assert (discovery.out / "discover.png").stat().st_size > 1000
     for cost, front in document["pareto"].items():
         points = [(one[cost], one["score"]) for one in front]
-        assert points == sorted(set(points)) and len({score for _, score in points}) == len(points)
+        for rising in zip(*points, strict=True):
+            assert list(rising) == sorted(set(rising))
+        assert all(one["rounds"] for one in front)
         candidates = [one for listed in document["candidates"].values() for one in listed]
         for one in candidates:
             for rounds, score in one["scores"].items():
@@ -174,6 +176,15 @@ def test_the_report_states_the_number_of_candidates_and_the_regression(
                 assert rounds == 0 or any(point[0] <= spent and point[1] >= score for point in points)
         reached = {(one["costs"][rounds][cost], score) for one in candidates for rounds, score in one["scores"].items()}
         assert reached >= set(points)
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_the_verdict_counts_significant_gains_and_losses(lower_is_better: bool) -> None:
+    sign = -1 if lower_is_better else 1
+    differences = [{"mean": sign * mean, "holm": p} for mean, p in ((1, 0.01), (2, 0.02), (-1, 0.03), (3, 0.2))]
+    document = {"lower_is_better": lower_is_better, "finalists": [{"name": "mine"}], "differences": differences}
+    assert "better in 2 and worse in 1 of 4 comparisons" in verdict(document)
+    assert "better than every baseline" in verdict({**document, "differences": differences[:2]})
 
 
 class Crash(Callback):

@@ -90,7 +90,7 @@ def discovery_document(
         "pareto": {cost: _pareto_front(candidates, cost, sign) for cost in COSTS},
         "candidates": candidates,
     }
-    return document | {"verdict": _verdict(document)}
+    return document | {"verdict": verdict(document)}
 
 
 def _costs(metrics: Values) -> Values:
@@ -240,7 +240,7 @@ def _pareto_front(candidates: dict[str, list[Values]], cost: str, sign: int) -> 
     return [point for point in front if point["rounds"]]
 
 
-def _verdict(document: Values) -> str:
+def verdict(document: Values) -> str:
     """One sentence: does the winner beat the baselines?"""
     sign = -1 if document["lower_is_better"] else 1
     differences, winner = document["differences"], document["finalists"][0]["name"]
