@@ -28,22 +28,20 @@ from fedflat.display import (
     with_unit,
 )
 from fedflat.errors import UserError
-from fedflat.experiment.campaign.discover import SEARCH, Discovery, Finalist, seconds_spent
+from fedflat.experiment.campaign.discover import SEARCH, Discovery, Finalist, seconds_spent, settings_text
 from fedflat.experiment.campaign.optuna_study import Study
 from fedflat.experiment.campaign.ranking import last_score
 from fedflat.experiment.campaign.sweep_file import Halving, Values
 from fedflat.experiment.campaign.tune import open_study
 from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
-from fedflat.reporting.figures.discovery import discovery_figure
+from fedflat.reporting.figures.discovery import COSTS, discovery_figure
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.tables.files import TextTable
 from fedflat.reporting.tables.summary import compare_paired, holm_correction, seed_statistics
 from fedflat.setting_names import flat
 from fedflat.text import write_value
 
-COSTS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
-"""The costs of a run, with their names in tables."""
 MIN_CANDIDATES = 8
 """Smallest number of scored candidates for which importances are estimated."""
 SIGNIFICANT = 0.05
@@ -121,10 +119,10 @@ def _finalist(discovery: Discovery, finalist: Finalist) -> Values:
         if name in resolved and name != "algorithm":
             value = resolved[name]
             assignments += ["--set", f"{name}={value if isinstance(value, str) else write_value(value)}"]
-    shown = [config.algorithm, *(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())]
+    name = ", ".join(filter(None, (config.algorithm, settings_text(settings))))
     return {
         "label": finalist.label,
-        "name": finalist.label if finalist.is_ablation else _rounded(", ".join(shown)),
+        "name": finalist.label if finalist.is_ablation else _rounded(name),
         "algorithm": config.algorithm,
         "settings": settings,
         "search": finalist.score,

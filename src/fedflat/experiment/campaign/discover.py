@@ -276,13 +276,22 @@ def _ablations(search: SlotSearch, winner: Finalist) -> list[Finalist]:
     return found
 
 
+def settings_text(settings: Values) -> str:
+    """Settings as text, without their groups.
+
+    >>> settings_text({"training.lr": 0.1, "data.dataset": "cifar10"})
+    'lr=0.1, dataset=cifar10'
+    """
+    return ", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())
+
+
 def problems(discovery: Discovery) -> dict[str, Values]:
     """The problems of the confirmation: the settings that differ from ``base``, by a name for the problem."""
     named: dict[str, Values] = {SEARCH: {}}
     for changes in discovery.file.confirm.also:
         settings = dict(flat(changes))
         check_names(dict.fromkeys(settings, "confirm.also"), set())
-        named[", ".join(f"{name.rpartition('.')[2]}={value}" for name, value in settings.items())] = settings
+        named[settings_text(settings)] = settings
     if len(named) <= len(discovery.file.confirm.also) or {} in list(named.values())[1:]:
         raise UserError("confirm.also has an entry that is empty or occurs twice; list each problem once")
     return named

@@ -11,7 +11,8 @@ from matplotlib.ticker import EngFormatter
 from fedflat.display import is_share, with_unit
 from fedflat.reporting.figures.style import COLOURS, open_frame
 
-COST_LABELS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
+COSTS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
+"""The costs of a run, with their names in figures and tables."""
 
 
 def discovery_figure(document: dict[str, Any]) -> Figure:
@@ -24,7 +25,7 @@ def discovery_figure(document: dict[str, Any]) -> Figure:
     importance, *fronts = figure.subplots(1, 3)
     _draw_importance(importance, document["importance"])
     scale = 100 if is_share(document["metric"]) else 1
-    for axes, (cost, label) in zip(fronts, COST_LABELS.items(), strict=True):
+    for axes, (cost, label) in zip(fronts, COSTS.items(), strict=True):
         for number, (name, candidates) in enumerate(document["candidates"].items()):
             style = {"color": COLOURS[number % len(COLOURS)], "lw": 0.8, "alpha": 0.5}
             for candidate in candidates:
