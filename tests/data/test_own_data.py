@@ -199,7 +199,7 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
     assert dataset.group_names == ("a", "b")
     with pytest.raises(UserError, match=r"shape=3x4 .*48 numbers"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
-    with pytest.raises(UserError, match=r"column 'label'.*target=.*inputs, target, group"):
+    with pytest.raises(UserError, match=r"column 'label'.*arrays\(path=.*,target=group\).*inputs, target, group"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
     (tmp_path / "both").mkdir()
     for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
