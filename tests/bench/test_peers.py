@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedflat.bench import environments
+from fedflat.bench import environments, peers
 from fedflat.bench.benchmark import _installed_contenders
 from fedflat.bench.contender_process import Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain
@@ -49,13 +49,18 @@ while True:
     count = connection.recv()
     if count == 13:
         sys.exit("ValueError: it broke\\n-----")
+    start = time.perf_counter()
+    while count == 14 and time.perf_counter() - start < 2:
+        pass
+    if count == 15:
+        time.sleep(100)
     connection.send_bytes({answer!r})
 """
 
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose Python is a driver that answers every request with a round of 5 s, and breaks at 13."""
+    """An environment whose Python is a driver: every answer is a round of 5 s; it breaks at 13 and hangs at 15."""
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(DRIVER.format(python=sys.executable, answer=pickle.dumps(RoundTimes([5.0], None, 2.0))))
@@ -63,7 +68,7 @@ def environment(tmp_path):
     return python.parent.parent
 
 
-def test_a_peer_is_measured_in_another_process(environment):
+def test_a_peer_is_measured_in_another_process(environment, monkeypatch):
     process = SimulatorProcess(Flower(SMALL, clients=6, environment=environment))
     try:
         first = process.rounds(1)
@@ -71,7 +76,7 @@ def test_a_peer_is_measured_in_another_process(environment):
         assert process.rounds(1) == RoundTimes([5.0], None, 2.0)
         process.pause()
         assert _states(process) == "SS", "Flower's processes must answer each other's heartbeats"
-        process._pausable = True
+        monkeypatch.setattr(Flower, "pausable", True)
         process.pause()
         assert _states(process) == "TT"
         process.resume()
@@ -95,6 +100,18 @@ def test_a_peer_that_breaks_gives_the_reason(environment):
     process = SimulatorProcess(Flower(SMALL, environment=environment))
     try:
         assert process.rounds(13) == Failed("ValueError: it broke")
+    finally:
+        process.end()
+
+
+def test_a_peer_that_hangs_is_left_out(environment, monkeypatch):
+    monkeypatch.setattr(peers, "HANG_SECONDS", 0.8)
+    process = SimulatorProcess(BlazeFL(SMALL, environment=environment))
+    try:
+        assert isinstance(process.rounds(14), RoundTimes), "it works, for longer than the limit"
+        assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        assert "seems to hang" in process.rounds(15).reason
+        monkeypatch.setattr(peers, "PATIENCE", 0.1)
     finally:
         process.end()
 

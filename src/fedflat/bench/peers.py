@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import fedflat
 from fedflat.bench.contender_process import PATIENCE, Contender, ContenderProcess, Failed, RoundTimes
-from fedflat.bench.machine import kill_descendants
+from fedflat.bench.machine import cpu_seconds, kill_descendants
 from fedflat.bench.setting import BenchmarkSetting
 
 FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
@@ -26,6 +26,9 @@ FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
 SIMULATOR_FILE = "simulator.json"
 POLLING_SECONDS = 0.2
 MAX_LOG_CHARACTERS = 300
+HANG_SECONDS = 120.0
+"""A simulator hangs if its processes use less than ``MIN_CPU_SHARE`` of one core for so long during its rounds."""
+MIN_CPU_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Simulator(Contender):
     """First and last minor version of Python 3 that the simulator supports."""
     pausable: ClassVar[bool] = True
     """Whether its processes can be suspended between turns; False if they expect heartbeats of each other."""
+    threads: ClassVar[int | None] = None
+    """OpenMP threads of each of its processes; None: one per core."""
 
 
 class Flower(Simulator):
@@ -81,6 +86,7 @@ class BlazeFL(Simulator):
     requirements = ("blazefl[contrib,reproducibility]",)
     packages = ("blazefl",)
     pythons = (12, 14)
+    threads = 1  # with more, its workers hang on ARM: they are forked and lack the threads of their parent
 
 
 class NVFlare(Simulator):
@@ -113,7 +119,7 @@ class SimulatorProcess(ContenderProcess):
 
     def __init__(self, contender: Simulator) -> None:
         self.contender = contender
-        self._pausable, self._environment = contender.pausable, contender.environment
+        self._simulator = contender
         self._folder = Path(tempfile.mkdtemp(prefix="fedflat-bench-"))
         write_simulator(contender, self._folder)
         # The environment has the simulator, but not fedflat: the driver uses the package of this process.
@@ -136,11 +142,14 @@ class SimulatorProcess(ContenderProcess):
         """Start the driver."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
         variables |= {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": str(self._folder)}
-        variables["PATH"] = f"{self._environment / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+        commands = self._simulator.environment / "bin"
+        variables["PATH"] = f"{commands}{os.pathsep}{os.environ.get('PATH', '')}"
+        if self._simulator.threads is not None:
+            variables["OMP_NUM_THREADS"] = str(self._simulator.threads)
         self._start_time = time.perf_counter()
         with (self._folder / "log").open("wb") as log:
             return subprocess.Popen(
-                [self._environment / "bin" / "python", "-m", "fedflat.bench.drivers"],
+                [commands / "python", "-m", "fedflat.bench.drivers"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -150,7 +159,7 @@ class SimulatorProcess(ContenderProcess):
             )
 
     def pause(self) -> None:
-        if self._pausable:
+        if self._simulator.pausable:
             super().pause()
 
     def start_rounds(self, count: int) -> None:
@@ -161,31 +170,41 @@ class SimulatorProcess(ContenderProcess):
     def wait_for_rounds(self) -> RoundTimes | Failed:
         """Wait for the rounds that were started; the first round includes the start of the simulator's processes."""
         is_first = self._connection is None
+        self._checked, self._cpu_seconds = time.perf_counter(), cpu_seconds(self.pid)
         try:
             if self._connection is None:
                 self._connection = self._accept()
             self._connection.send(self._requested)
             while not self._connection.poll(POLLING_SECONDS):
-                self._check_alive()
+                self._check_running()
             times: RoundTimes = self._connection.recv()
         except (ConnectionError, EOFError):
             return Failed(self._reason())
+        except TimeoutError:
+            return Failed(f"its processes used almost no CPU time for {HANG_SECONDS:.0f} seconds; it seems to hang")
         return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
 
     def _accept(self) -> Connection:
-        """Wait for the simulator's process that reports rounds; raises ``ConnectionError`` if the driver has exited."""
+        """Wait for the simulator's process that reports rounds; raises as :meth:`_check_running` does."""
         while True:
             try:
                 accepted, _ = self._socket.accept()
             except TimeoutError:
-                self._check_alive()
+                self._check_running()
             else:
                 accepted.setblocking(True)
                 return Connection(accepted.detach())
 
-    def _check_alive(self) -> None:
+    def _check_running(self) -> None:
+        """Raise a ``ConnectionError`` if the driver has exited, and a ``TimeoutError`` if its processes hang."""
         if self._process is None or self._process.poll() is not None:
             raise ConnectionError
+        elapsed = time.perf_counter() - self._checked
+        if elapsed >= HANG_SECONDS:
+            before, now = self._cpu_seconds, cpu_seconds(self.pid)
+            if before is not None and now is not None and now - before < MIN_CPU_SHARE * elapsed:
+                raise TimeoutError
+            self._checked, self._cpu_seconds = self._checked + elapsed, now
 
     def _reason(self) -> str:
         """Return why the simulator stopped: the last error in its output, or else the last line that has words."""

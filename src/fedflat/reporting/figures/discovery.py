@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from fedflat.display import is_share, with_unit
+from fedflat.experiment.campaign.sweep_file import PLACEHOLDER
 from fedflat.reporting.figures.style import COLOURS, open_frame
 
 COSTS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
@@ -33,7 +34,7 @@ def discovery_figure(document: dict[str, Any]) -> Figure:
                 evaluated = [rounds for rounds in costs if rounds in scores]
                 values = [scale * scores[rounds] for rounds in evaluated]
                 axes.plot([costs[rounds][cost] for rounds in evaluated], values, **style)
-            axes.plot([], [], label=name, **style)
+            axes.plot([], [], label=PLACEHOLDER.sub("...", name), **style)
         front = document["pareto"][cost]
         values = [scale * point["score"] for point in front]
         axes.plot([point[cost] for point in front], values, "k.-", lw=1.6, drawstyle="steps-post", label="Pareto front")
@@ -53,8 +54,8 @@ def _draw_importance(axes: Any, rungs: list[dict[str, Any]]) -> None:
         shares = [100 * rung["shares"].get(name, 0.0) for name in names]
         positions = np.arange(len(names)) - number * height
         axes.barh(positions, shares, height, color=COLOURS[number % len(COLOURS)], label=f"{rung['rounds']} rounds")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("importance of the slot (fANOVA, %)" if rungs else "too few candidates for fANOVA")
+    axes.set_yticks(range(len(names)), [name.rpartition(".")[2] for name in names])
+    axes.set_xlabel("share of the variance (fANOVA, %)" if rungs else "too few candidates for fANOVA")
     if rungs:
         axes.legend(fontsize=8, frameon=False)
     open_frame(axes)
