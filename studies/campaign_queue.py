@@ -63,6 +63,8 @@ class Stage:
 QUEUE = (
     *(Stage("fedswa/table2", TEN, "cifar100-lenet-5-*", seed, 10) for seed in range(3)),
     *(Stage("fedswa/table2", TEN, "cifar10-lenet-5-*", seed, 10) for seed in range(3)),
+    Stage("wima/table2", FOUR, "cifar10-alpha-0-with*"),
+    Stage("wima/table2", FOUR, "cifar100-alpha-0-with*"),
     Stage("eccv/table2", tuple(f"cifar100-{row}" for row in FLAT), "alpha-0-5cl"),
     *(Stage("eccv/table2", tuple(f"cifar10-{row}" for row in FLAT), "alpha-0-5cl", seed) for seed in range(3)),
     Stage("fedwmsam/table1", WMSAM, "cifar-100-beta-0.1"),
@@ -71,12 +73,10 @@ QUEUE = (
     Stage("fedwmsam/table5", ABLATIONS, "accuracy"),
     Stage("fedwmsam/table1", WMSAM, "cifar-10-beta-0.6"),
     Stage("fedswa/table3", SEVEN, "cifar100-dirichlet-0.1-*", every=10),
-    Stage("wima/table2", FOUR, "cifar10-alpha-0-with*"),
-    Stage("wima/table2", FOUR, "cifar100-alpha-0-with*"),
     Stage("fedswa/table4", ("fedswa", "fedmoswa"), "rho-*", every=10, rounds=300),
     Stage("fedswa/table6", ("*",), "accuracy", every=10, rounds=300),
 )
-"""Most informative first, per minute of GPU time: cheap runs before expensive ones, first seeds before further ones."""
+"""Most informative first, per minute of GPU time: papers without results, cheap runs, first seeds."""
 
 SETUP_SECONDS = 35.0
 """To import, load data and compile for the first time; three seconds when the compiler's cache is warm."""
