@@ -50,7 +50,7 @@ while True:
     if count == 13:
         sys.exit("ValueError: it broke\\n-----")
     start = time.perf_counter()
-    while count == 14 and time.perf_counter() - start < 2:
+    while count >= 14 and time.perf_counter() - start < 2:
         pass
     if count == 15:
         time.sleep(100)
@@ -60,7 +60,7 @@ while True:
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose Python is a driver: every answer is a round of 5 s; it breaks at 13 and hangs at 15."""
+    """An environment whose Python is a driver: every answer is a round of 5 s; it breaks at 13, and hangs after 2 s of work at 15."""
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(DRIVER.format(python=sys.executable, answer=pickle.dumps(RoundTimes([5.0], None, 2.0))))
@@ -110,7 +110,9 @@ def test_a_peer_that_hangs_is_left_out(environment, monkeypatch):
     try:
         assert isinstance(process.rounds(14), RoundTimes), "it works, for longer than the limit"
         assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        start = time.perf_counter()
         assert "seems to hang" in process.rounds(15).reason
+        assert time.perf_counter() - start < 20, "the work before it hung must not count"
         monkeypatch.setattr(peers, "PATIENCE", 0.1)
     finally:
         process.end()
