@@ -60,7 +60,7 @@ while True:
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose Python is a driver: every answer is a round of 5 s; it breaks at 13, and hangs after 2 s of work at 15."""
+    """An environment whose Python is a driver that answers with rounds of 5 s, breaks at 13 and hangs at 15."""
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(DRIVER.format(python=sys.executable, answer=pickle.dumps(RoundTimes([5.0], None, 2.0))))
