@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import yaml
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign import discover
 from fedflat.experiment.campaign.discover import (
     SEARCH,
     Discovery,
     Finalist,
+    check_metrics,
     confirm,
     finalists,
     plan_discovery,
@@ -214,12 +217,17 @@ def test_a_killed_search_continues_to_the_same_candidates(
 
 
 def test_finished_searches_are_not_repeated_and_used_seeds_are_refused(
-    finished: tuple[Discovery, dict[str, Any]],
+    finished: tuple[Discovery, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     discovery, _ = finished
     assert list(run_searches(discovery)) == []
     winner = finalists(discovery)[0]
     assert [record.config.seed for _, _, record in confirm(discovery, [winner])] == [7, 8, 7, 8]
+    run_all = discover.run_each
+    monkeypatch.setattr(discover, "run_each", lambda *arguments: islice(run_all(*arguments), 1, None))  # one failed
+    confirmed = [(problem, record.folder.path.parts[-3]) for problem, _, record in confirm(discovery, [winner])]
+    assert confirmed == [(SEARCH, SEARCH), *[("partition=dirichlet(alpha=0.5)", "partition_dirichlet_alpha_0.5")] * 2]
+    monkeypatch.undo()
     changed = type(winner)(SEARCH, {**winner.values, "training.lr": 0.15}, SEARCH, 0, 0.5)
     with pytest.raises(UserError, match=r"choose new confirm\.seeds"):
         next(confirm(discovery, [changed]))
@@ -242,6 +250,17 @@ def test_the_time_limit_is_shared_and_holds_across_restarts(tmp_path: Path, monk
     assert tried(2) == [SEARCH, SEARCH, "fedavg", "fedavg"]
     assert seconds_spent(discovery) == {SEARCH: 80, "fedavg": 80}
     assert tried(2) == [] and tried(3) == [SEARCH, "fedavg"]
+    interrupted = run_searches(discovery, 9)
+    next(interrupted)
+    now[0] += 25
+    interrupted.close()  # type: ignore[attr-defined]
+    assert seconds_spent(discovery)[SEARCH] == 145, "the time of the interrupted candidate counts"
+
+
+def test_problems_with_another_metric_are_refused(tmp_path: Path) -> None:
+    check_metrics(plan(tmp_path))
+    with pytest.raises(UserError, match=r"another metric \(task=f1: f1 instead of accuracy\)"):
+        check_metrics(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"training.task": "f1"}]}))
 
 
 def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +305,9 @@ def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, mo
         ({"confirm": {"seeds": [7, 8], "also": [{"rond": 3}]}}, "confirm.also 'rond'"),
         ({"confirm": {"sedes": [7, 8]}}, "'sedes'; did you mean seeds?"),
         ({"baselines": ["fedsma"]}, "fedsma"),
-        ({"baselines": ["fedavg", "fedavg"]}, "baselines lists fedavg twice"),
+        ({"baselines": ["fedavg", "FedAvg"]}, "baselines lists FedAvg twice"),
+        ({"confirm": {"seeds": [7, 8], "also": [{"lr": 0.5}]}}, "confirm.also cannot change training.lr"),
+        ({"confirm": {"seeds": [7, 8], "also": [{"algorithm": "fedsam"}]}}, "confirm.also cannot change algorithm"),
         ({"base": {**BASE, "data.validation": 0}}, "data.validation"),
         ({"base": {**BASE, "stop.target": 0.9}}, "stop.target"),
         ({"base": {**BASE, "dataset": "digtis"}}, "digtis"),

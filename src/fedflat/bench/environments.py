@@ -42,7 +42,8 @@ def install(simulator: type[Simulator], folder: Path, show_progress: Callable[[s
     """
     requirements, versions_file = [*simulator.requirements, *SHARED_REQUIREMENTS], folder / VERSIONS_FILE
     with suppress(OSError, ValueError, KeyError):  # not installed, or interrupted
-        if json.loads(versions_file.read_text())["requirements"] == requirements:
+        is_complete = json.loads(versions_file.read_text())["requirements"] == requirements
+        if is_complete and (folder / "bin" / "python").exists():  # a link to a Python that may have been removed
             return
     interpreter = find_python(simulator)
     show_progress(f"{simulator.name}: installing {', '.join(simulator.requirements)} into {folder}")

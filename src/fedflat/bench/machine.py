@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -98,13 +99,19 @@ def set_paused(root: int, paused: bool) -> None:
             os.kill(pid, signal.SIGSTOP if paused else signal.SIGCONT)
 
 
-def kill_descendants(root: int) -> None:
-    """Kill the descendants of a process; does nothing except on Linux."""
+def descendants(root: int) -> dict[int, str]:
+    """Return the start times of a process's descendants, in clock ticks, by process id; empty except on Linux."""
     if not sys.platform.startswith("linux"):
-        return
-    for pid in with_descendants(root)[1:]:
+        return {}
+    return {pid: _start_time(pid) for pid in with_descendants(root)[1:]}
+
+
+def kill_processes(processes: Mapping[int, str]) -> None:
+    """Kill the processes that :func:`descendants` listed; a later process with the same id has another start time."""
+    for pid, start_time in processes.items():
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+            if start_time and _start_time(pid) == start_time:
+                os.kill(pid, signal.SIGKILL)
 
 
 def with_descendants(root: int) -> list[int]:
@@ -120,6 +127,11 @@ def _parent(process: Path) -> int:
     """The id of a process's parent, or 0 if the process itself has exited."""
     fields = _stat(process)
     return int(fields[1]) if fields else 0
+
+
+def _start_time(pid: int) -> str:
+    """The start time of a process, in clock ticks since the machine started; empty if it has exited."""
+    return (_stat(PROC / str(pid))[19:20] or [""])[0]
 
 
 def _used_ticks(process: Path) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -18,7 +20,7 @@ from typing import ClassVar
 
 import fedflat
 from fedflat.bench.contender_process import PATIENCE, Contender, ContenderProcess, Failed, RoundTimes
-from fedflat.bench.machine import cpu_seconds, kill_descendants
+from fedflat.bench.machine import cpu_seconds, descendants, kill_processes
 from fedflat.bench.setting import BenchmarkSetting
 
 FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
@@ -27,8 +29,9 @@ SIMULATOR_FILE = "simulator.json"
 POLLING_SECONDS = 0.2
 MAX_LOG_CHARACTERS = 300
 HANG_SECONDS = 120.0
-"""A simulator hangs if its processes use less than ``MIN_CPU_SHARE`` of one core for so long during its rounds."""
+"""A simulator whose processes are idle for this many seconds counts as hung."""
 MIN_CPU_SHARE = 0.05
+"""Processes that together use a smaller share of one core are idle, unless one of them starts or ends."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class SimulatorProcess(ContenderProcess):
     def wait_for_rounds(self) -> RoundTimes | Failed:
         """Wait for the rounds that were started; the first round includes the start of the simulator's processes."""
         is_first = self._connection is None
-        self._checked, self._cpu_seconds = time.perf_counter(), cpu_seconds(self.pid)
+        self._checked, self._activity = time.perf_counter(), self._current_activity()
         try:
             if self._connection is None:
                 self._connection = self._accept()
@@ -181,7 +184,10 @@ class SimulatorProcess(ContenderProcess):
         except (ConnectionError, EOFError):
             return Failed(self._reason())
         except TimeoutError:
-            return Failed(f"its processes used almost no CPU time for {HANG_SECONDS:.0f} seconds; it seems to hang")
+            return Failed(
+                f"its processes used almost no CPU time for {HANG_SECONDS:.0f} seconds, so it seems to hang; measure "
+                "again, or leave it out of --against"
+            )
         return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
 
     def _accept(self) -> Connection:
@@ -201,13 +207,25 @@ class SimulatorProcess(ContenderProcess):
             raise ConnectionError
         elapsed = time.perf_counter() - self._checked
         if elapsed >= HANG_SECONDS:
-            before, now = self._cpu_seconds, cpu_seconds(self.pid)
-            if before is not None and now is not None and now - before < MIN_CPU_SHARE * elapsed:
+            before, self._activity = self._activity, self._current_activity()
+            self._checked += elapsed
+            used_seconds = self._activity[0] - before[0]
+            if self._activity[1] == before[1] and used_seconds < MIN_CPU_SHARE * elapsed:
                 raise TimeoutError
-            self._checked, self._cpu_seconds = self._checked + elapsed, now
+
+    def _current_activity(self) -> tuple[float, dict[int, str]]:
+        """The CPU time of all processes so far, infinite if unknown, and the processes that the driver has started."""
+        seconds = cpu_seconds(self.pid)
+        return math.inf if seconds is None else seconds, descendants(self.pid)
 
     def _reason(self) -> str:
-        """Return why the simulator stopped: the last error in its output, or else the last line that has words."""
+        """Return why the simulator stopped: the last error in its output, or else the last line that has words.
+
+        The process that reported rounds may have ended before the driver, which then writes the error.
+        """
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
         text = re.sub(r"\x1b\[[0-9;]*m", "", (self._folder / "log").read_text(errors="replace"))  # without colours
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if re.search("[a-z]", line)] or ["stopped early"]
@@ -216,14 +234,16 @@ class SimulatorProcess(ContenderProcess):
 
     def end(self) -> None:
         """Let the simulator end by itself, kill what is left of its processes, and delete its folder."""
+        started = {} if self._process is None else descendants(self._process.pid)  # no longer known after its end
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
             self.resume()  # a paused process could not exit
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
-            kill_descendants(self._process.pid)
-            self._process.kill()
+            kill_processes({**started, **descendants(self._process.pid)})
+            with suppress(ProcessLookupError):  # the driver leads a group of processes
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)

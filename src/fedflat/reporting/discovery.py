@@ -60,7 +60,7 @@ def discovery_document(
     confirmed: dict[str, dict[str, Values]] = {}
     metric, lower_is_better = "accuracy", False
     for problem, finalist, record in runs:
-        metric, lower_is_better = record.metric, record.lower_is_better
+        metric, lower_is_better = record.metric, record.lower_is_better  # the same for all problems
         row = confirmed.setdefault(problem, {}).setdefault(
             finalist.label, {"validation": {}, "test": {}, "diverged": [], **_costs(record.history[-1])}
         )
@@ -201,6 +201,8 @@ def _importance(discovery: Discovery, study: Study, candidates: Sequence[Values]
     varied = [
         name for name in discovery.slots if not (isinstance(values := search.space[name], list) and len(values) < 2)
     ]
+    if not varied:
+        return []
     halving, rounds = search.tune.prune, search.example_config().training.rounds
     assert isinstance(halving, Halving)
     rungs = []
@@ -242,7 +244,7 @@ def verdict(document: Values) -> str:
     """One sentence: does the winner beat the baselines?"""
     sign = -1 if document["lower_is_better"] else 1
     differences, winner = document["differences"], document["finalists"][0]["name"]
-    significant = [sign * one["mean"] for one in differences if (one["holm"] or 1) < SIGNIFICANT]
+    significant = [sign * one["mean"] for one in differences if one["holm"] is not None and one["holm"] < SIGNIFICANT]
     better = sum(mean > 0 for mean in significant)
     if differences and better == len(differences):
         return f"{winner} is better than every baseline (Holm-corrected p below {SIGNIFICANT})."
@@ -342,11 +344,13 @@ def selection_text(document: Values) -> str:
     search, confirmed, deviation, expected = (
         shown_metric(selection[name], metric) for name in ("search", "confirmed", "seed_deviation", "expected_maximum")
     )
+    text += f". Its validation {metric} is {search} in the search and {confirmed} on unseen seeds."
+    if selection["regression"] <= 0 or selection["expected_maximum"] is None:
+        return text
     return (
-        f"{text}. Its validation {metric} is {search} in the search and {confirmed} on unseen seeds: a regression to "
-        f"the mean of {shown_metric(selection['regression'], metric)}. Selection alone explains up to {expected}: the "
-        "expected maximum of as many equally good, independent candidates with the standard deviation between seeds "
-        f"({deviation})."
+        f"{text} The regression to the mean is {shown_metric(selection['regression'], metric)}. Selection alone "
+        f"explains up to {expected}: the expected maximum of as many equally good, independent candidates with the "
+        f"standard deviation between seeds ({deviation})."
     )
 
 
@@ -356,9 +360,10 @@ def markdown(document: Values) -> str:
     winner, combinations = document["finalists"][0], document["combinations"]
     sections = [
         f"# Winner: {winner['name']}\n\n{document['verdict']}\n\n```bash\n{winner['command']}\n```\n",
-        f"{counted(counts[SEARCH], 'candidate')} out of {combinations['valid']} valid combinations of parts "
-        f"({combinations['excluded']} excluded), and {sum(counts.values()) - counts[SEARCH]} candidates of the "
-        f"baselines, in {shown_seconds(sum(document['seconds'].values()))}. {selection_text(document)}\n",
+        f"{counted(counts[SEARCH], 'candidate')}, and {counted(sum(counts.values()) - counts[SEARCH], 'candidate')} "
+        f"of the baselines, in {shown_seconds(sum(document['seconds'].values()))}. The space has "
+        f"{counted(combinations['valid'], 'valid combination')} of parts ({combinations['excluded']} excluded). "
+        f"{selection_text(document)}\n",
         *(f"## {title}\n\n{table.markdown()}" for title, table in report_tables(document).items()),
         "![Importance of the slots and Pareto fronts](discover.png)\n",
     ]

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from fedflat.bench.contender_process import NoMoreRounds
 from fedflat.bench.drivers import benchmark_folder
-from fedflat.bench.machine import kill_descendants
+from fedflat.bench.machine import descendants, kill_processes
 from fedflat.bench.peers import read_simulator
 from fedflat.errors import UserError
 
@@ -34,7 +34,7 @@ def main() -> None:
     except UserError as error:
         sys.exit(str(error))
     finally:
-        kill_descendants(os.getpid())
+        kill_processes(descendants(os.getpid()))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,14 @@ def discover(
 
     Example: fedflat discover examples/discover-digits.yaml --minutes 5 --jobs 2
     """
-    from fedflat.experiment.campaign.discover import SEARCH, confirm, finalists, plan_discovery, problems
+    from fedflat.experiment.campaign.discover import (
+        SEARCH,
+        check_metrics,
+        confirm,
+        finalists,
+        plan_discovery,
+        problems,
+    )
     from fedflat.experiment.campaign.space_file import read_space
     from fedflat.experiment.campaign.sweep import slug
     from fedflat.experiment.campaign.tune import check_folder
@@ -50,6 +57,7 @@ def discover(
         return
     for changes in problems(discovery).values():
         fetch_if_missing(discovery.searches[SEARCH].changed(changes).example_config(), silent)
+    check_metrics(discovery)
     try:
         _search(discovery, minutes, jobs, silent)
         best = finalists(discovery)

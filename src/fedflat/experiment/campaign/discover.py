@@ -36,6 +36,7 @@ from fedflat.experiment.campaign.sweep_file import (
 )
 from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.problem import task_of
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import DamagedFile, create_folder, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record
@@ -211,10 +212,12 @@ def run_searches(
         spent = seconds_spent(discovery).get(name, 0.0)
         began = time.time()
         limited = replace(search, deadline=began + share - spent)
-        for trial in run_search_in_parallel(limited, jobs):
+        try:
+            for trial in run_search_in_parallel(limited, jobs):
+                _save_seconds(discovery, name, spent + time.time() - began)
+                yield name, trial
+        finally:
             _save_seconds(discovery, name, spent + time.time() - began)
-            yield name, trial
-        _save_seconds(discovery, name, spent + time.time() - began)
 
 
 def seconds_spent(discovery: Discovery) -> dict[str, float]:
@@ -288,13 +291,30 @@ def settings_text(settings: Values) -> str:
 def problems(discovery: Discovery) -> dict[str, Values]:
     """The problems of the confirmation: the settings that differ from ``base``, by a name for the problem."""
     named: dict[str, Values] = {SEARCH: {}}
+    chosen = {"algorithm", "seed", "data.validation", *itertools.chain(*(s.space for s in discovery.searches.values()))}
     for changes in discovery.file.confirm.also:
         settings = dict(flat(changes))
         check_names(dict.fromkeys(settings, "confirm.also"), set())
+        for name in settings.keys() & chosen:
+            raise UserError(f"confirm.also cannot change {name}, which is the same on all problems; remove it")
         named[settings_text(settings)] = settings
     if len(named) <= len(discovery.file.confirm.also) or {} in list(named.values())[1:]:
         raise UserError("confirm.also has an entry that is empty or occurs twice; list each problem once")
     return named
+
+
+def check_metrics(discovery: Discovery) -> None:
+    """Raise a ``UserError`` if a problem of the confirmation has another metric than the search; loads the data."""
+    metrics = {
+        problem: task_of(discovery.searches[SEARCH].changed(changes).example_config()).metric
+        for problem, changes in problems(discovery).items()
+    }
+    for problem, metric in metrics.items():
+        if metric != metrics[SEARCH]:
+            raise UserError(
+                f"confirm.also has a problem with another metric ({problem}: {metric} instead of {metrics[SEARCH]}), "
+                "so that results could not be compared; remove it"
+            )
 
 
 def confirm(
@@ -329,7 +349,9 @@ def confirm(
                 ) from None
     create_folder(discovery.out / CONFIRM)
     with locked(discovery.out / CONFIRM, wait=True):
-        records = run_each(configs, folders, (), jobs or discovery.file.jobs)
-        for (problem, finalist), folder, record in zip(runs, folders, records, strict=True):
-            remove_locked(folder, ["checkpoint"])
+        run_of = dict(zip(folders, runs, strict=True))
+        for record in run_each(configs, folders, (), jobs or discovery.file.jobs):  # without runs that failed
+            assert record.folder is not None
+            problem, finalist = run_of[record.folder.path]
+            remove_locked(record.folder.path, ["checkpoint"])
             yield problem, finalist, record

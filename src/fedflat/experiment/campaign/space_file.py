@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from fedflat.algorithms import Algorithm, algorithm
-from fedflat.algorithms.composition import PART_REGISTRIES, SLOT_NAMES
+from fedflat.algorithms.composition import PART_REGISTRIES, SLOT_NAMES, canonical
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.campaign.sweep_file import (
     PLACEHOLDER,
@@ -93,9 +93,13 @@ def check_file(file: SpaceFile) -> None:
             raise UserError(
                 f"the {SLOT_NAMES[slot]} is filled twice: by {text} in base and by slots.{slot}; remove one of them"
             )
+    seen: set[tuple[str, frozenset[str]]] = set()
     for text in file.baselines:
-        if file.baselines.count(text) > 1:
+        filled = canonical(algorithm(fill(text, {**base, **extreme_values(parameters)[0]})))
+        meaning = (filled, frozenset(all_placeholders([text])))  # different placeholders may have the same values
+        if meaning in seen:
             raise UserError(f"baselines lists {text} twice; list each algorithm once")
+        seen.add(meaning)
 
 
 def _check_seeds(file: SpaceFile) -> None:
