@@ -11,6 +11,7 @@ from fedflat.errors import UserError
 from fedflat.papers import find_table, papers
 from fedflat.papers.claims import check_claims, claim_verdict
 from fedflat.papers.ledger import UNKNOWN_PROTOCOL, Ledger, deviations_of
+from fedflat.papers.protocol import protocol_hash
 from fedflat.papers.results import (
     StoredResult,
     embedded_results,
@@ -70,6 +71,17 @@ def test_other_protocols_and_fewer_rounds_give_no_verdict():
     assert (other.outcome.verdict, other.outcome.remark) == ("ran", "other settings")
     (rounds,) = Ledger([stored(0, 500.0, key="table2/fedavg/cifar10-lenet-5-rounds")]).entries
     assert (rounds.outcome.verdict, rounds.outcome.remark) == ("ran", "evaluated every 10 rounds")
+
+
+def test_seeds_with_another_precision_count_and_shorter_runs_do_not():
+    first, second, short = stored(0, 40.0), stored(1, 42.0), stored(2, 90.0)
+    changes = [(second, {"precision": "float32"}), (short, {"rounds": 50})]
+    second, short = (
+        result.model_copy(update={"protocol": (new := result.protocol | change), "protocol_hash": protocol_hash(new)})
+        for result, change in changes
+    )
+    (entry,) = Ledger([short, first, second, short]).entries
+    assert (entry.outcome.mean, len(entry.by_seed), entry.outcome.verdict) == (41.0, 2, "within")
 
 
 def test_entries_are_chosen_by_paper_dataset_and_method():

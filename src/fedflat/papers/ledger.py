@@ -216,20 +216,17 @@ class Ledger:
 def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     """Judge the stored numbers of a cell: compare those of runs with the paper's settings with the published one."""
     own = [result for result in results if result.kind == "paper"]
-    # Grouped by the hash of the protocol: there are several experiments if the paper reports the best of several.
-    experiments: dict[str, list[StoredResult]] = {}
-    deviations = Deviations()
-    for result in own:
-        deviations = deviations_of(cell, result)
-        experiments.setdefault(result.protocol_hash, []).append(result)
-    numbers = [[_run_number(cell, result) for result in runs] for runs in experiments.values()]
+    experiments = _experiments(cell, own)
+    found = [deviations_of(cell, result) for runs in experiments for result in runs]
+    deviations = max(found, key=_severity, default=Deviations())
+    numbers = [[_run_number(cell, result) for result in runs] for runs in experiments]
     numbers += [[]] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
     outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
     if own and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
         values = tuple(number.value for runs in numbers for number in runs if number.value is not None)
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
         outcome = CellOutcome(cell, values if len(experiments) == 1 else (), "ran", measured)
-    counted = max(experiments.values(), key=lambda runs: _mean_number(cell, runs), default=[])
+    counted = max(experiments, key=lambda runs: _mean_number(cell, runs), default=[])
     by_seed = {r.seed: v for r in counted if (v := r.cells[cell_key(cell)].measured) is not None}
     others = {kind: [r for r in results if r.kind == kind] for kind in ("released", "tuned")}
     values_by_kind = {
@@ -242,6 +239,24 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     return LedgerEntry(
         cell, outcome, by_seed, **values_by_kind, notes=tuple(notes), results=tuple(own), counted=tuple(counted)
     )
+
+
+def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[StoredResult]]:
+    """Group results by experiment; there are several if the paper reports the best of several.
+
+    The precision and the number of rounds may differ within an experiment. Only its runs with the most rounds count.
+    """
+    groups: dict[int | str, list[StoredResult]] = {}
+    for result in results:
+        config = paper_config(cell, result)
+        groups.setdefault(result.protocol_hash if config is None else cell.configs.index(config), []).append(result)
+    most_rounds = {key: max(run.protocol["rounds"] for run in runs) for key, runs in groups.items()}
+    return [[run for run in runs if run.protocol["rounds"] == most_rounds[key]] for key, runs in groups.items()]
+
+
+def _severity(deviations: Deviations) -> tuple[bool, bool, bool]:
+    """Orders deviations: from none, over another evaluation interval and fewer rounds, to other settings."""
+    return deviations == UNKNOWN_PROTOCOL, deviations.rounds is not None, bool(deviations.changed_settings)
 
 
 def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
