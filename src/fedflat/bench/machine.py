@@ -114,6 +114,13 @@ def kill_processes(processes: Mapping[int, str]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def kill_group(leader: int) -> None:
+    """Kill the processes in the group that a process leads, or led before it ended; does nothing except on Linux."""
+    if sys.platform.startswith("linux"):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, signal.SIGKILL)
+
+
 def with_descendants(root: int) -> list[int]:
     """Return the process ids of a process and its descendants, starting with ``root`` itself."""
     parents = {int(path.name): _parent(path) for path in PROC.iterdir() if path.name.isdigit()}

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ from typing import ClassVar
 
 import fedflat
 from fedflat.bench.contender_process import PATIENCE, Contender, ContenderProcess, Failed, RoundTimes
-from fedflat.bench.machine import cpu_seconds, descendants, kill_processes
+from fedflat.bench.machine import cpu_seconds, descendants, kill_group, kill_processes
 from fedflat.bench.setting import BenchmarkSetting
 
 FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
@@ -242,8 +241,8 @@ class SimulatorProcess(ContenderProcess):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
             kill_processes({**started, **descendants(self._process.pid)})
-            with suppress(ProcessLookupError):  # the driver leads a group of processes
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
+            self._process.kill()
             self._process.wait()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
