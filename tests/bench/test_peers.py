@@ -45,6 +45,7 @@ import os, subprocess, sys, time
 from multiprocessing.connection import Client
 connection = Client(os.environ["FEDFLAT_BENCH_FOLDER"] + "/socket", "AF_UNIX")
 subprocess.Popen(["sleep", "100"])
+subprocess.Popen(["sleep", "100"], start_new_session=True)
 while True:
     count = connection.recv()
     if count == 13:
@@ -79,13 +80,13 @@ def test_a_peer_is_measured_in_another_process(environment, monkeypatch):
         assert first.seconds[0] < 5.0 and first.loss == 2.0, "the first round includes the start, measured here"
         assert process.rounds(1) == RoundTimes([5.0], None, 2.0)
         process.pause()
-        assert _states(process) == "SS", "Flower's processes must answer each other's heartbeats"
+        assert _states(process) == "SSS", "Flower's processes must answer each other's heartbeats"
         monkeypatch.setattr(Flower, "pausable", True)
         process.pause()
-        assert _states(process) == "TT"
+        assert _states(process) == "TTT"
         process.resume()
         pids = with_descendants(process.pid)
-        assert len(pids) == 2, "the driver and the process that it started"
+        assert len(pids) == 3, "the driver and the processes that it started"
         assert read_simulator(process._folder).clients == 6
     finally:
         process.end()
@@ -110,9 +111,13 @@ def _state(pid):
 def test_a_peer_that_breaks_gives_the_reason(environment, rounds, reason):
     process = SimulatorProcess(Flower(SMALL, environment=environment))
     try:
+        process.rounds(1)
+        _, child, _ = with_descendants(process.pid)
         assert process.rounds(rounds) == Failed(f"ValueError: {reason}")
     finally:
         process.end()
+    time.sleep(0.05)
+    assert _state(child) in ("", "Z"), "a process of an ended driver's group"
 
 
 def test_a_peer_that_hangs_is_left_out(environment, monkeypatch):

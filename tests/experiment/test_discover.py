@@ -29,7 +29,7 @@ from fedflat.experiment.campaign.discover import (
 from fedflat.experiment.campaign.space_file import read_space
 from fedflat.experiment.campaign.tune import open_study, run_search
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.reporting.discovery import discovery_document, report_tables, verdict, write_report
+from fedflat.reporting.discovery import discovery_document, report_tables, selection_text, verdict, write_report
 
 BASE = {
     "rounds": 4,
@@ -179,6 +179,13 @@ def test_the_report_states_the_number_of_candidates_and_the_regression(
                 assert rounds == 0 or any(point[0] <= spent and point[1] >= score for point in points)
         reached = {(one["costs"][rounds][cost], score) for one in candidates for rounds, score in one["scores"].items()}
         assert reached >= set(points)
+
+
+def test_a_better_confirmation_is_no_regression(finished: tuple[Discovery, dict[str, Any]]) -> None:
+    document = finished[1]
+    for regression, is_shown in ((0.01, True), (-0.01, False)):
+        selection = document["selection"] | {"regression": regression}
+        assert ("regression to the mean is 1.00" in selection_text({**document, "selection": selection})) is is_shown
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])

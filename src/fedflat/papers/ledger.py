@@ -255,7 +255,7 @@ def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[Store
 
 
 def _severity(deviations: Deviations) -> tuple[bool, bool, bool]:
-    """Orders deviations: from none, over another evaluation interval and fewer rounds, to other settings."""
+    """Rank deviations: none, another evaluation interval, fewer rounds, other settings."""
     return deviations == UNKNOWN_PROTOCOL, deviations.rounds is not None, bool(deviations.changed_settings)
 
 

@@ -313,7 +313,7 @@ def check_metrics(discovery: Discovery) -> None:
         if metric != metrics[SEARCH]:
             raise UserError(
                 f"confirm.also has a problem with another metric ({problem}: {metric} instead of {metrics[SEARCH]}), "
-                "so that results could not be compared; remove it"
+                "so results could not be compared; remove it"
             )
 
 
