@@ -185,7 +185,7 @@ def test_a_better_confirmation_is_no_regression(finished: tuple[Discovery, dict[
     document = finished[1]
     for regression, is_shown in ((0.01, True), (-0.01, False)):
         selection = document["selection"] | {"regression": regression}
-        assert ("regression to the mean is 1.00" in selection_text({**document, "selection": selection})) is is_shown
+        assert ("regression to the mean" in selection_text({**document, "selection": selection})) is is_shown
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])

@@ -69,17 +69,21 @@ def test_a_cell_has_mean_spread_verdict_and_other_numbers():
 def test_other_protocols_and_fewer_rounds_give_no_verdict():
     (other,) = Ledger([stored(0, 40.0, protocol_hash="another")]).entries
     assert (other.outcome.verdict, other.outcome.remark) == ("ran", "other settings")
-    (rounds,) = Ledger([stored(0, 500.0, key="table2/fedavg/cifar10-lenet-5-rounds")]).entries
-    assert (rounds.outcome.verdict, rounds.outcome.remark) == ("ran", "evaluated every 10 rounds")
+    every_ten = stored(0, 500.0, key="table2/fedavg/cifar10-lenet-5-rounds")
+    for results in ([every_ten], [every_ten, with_protocol(every_ten, eval_every=1)]):
+        (rounds,) = Ledger(results).entries
+        assert (rounds.outcome.verdict, rounds.outcome.remark) == ("ran", "evaluated every 10 rounds")
+
+
+def with_protocol(result: StoredResult, **changes: object) -> StoredResult:
+    """A result of a run whose protocol differs in the given values."""
+    protocol = result.protocol | changes
+    return result.model_copy(update={"protocol": protocol, "protocol_hash": protocol_hash(protocol)})
 
 
 def test_seeds_with_another_precision_count_and_shorter_runs_do_not():
-    first, second, short = stored(0, 40.0), stored(1, 42.0), stored(2, 90.0)
-    changes = [(second, {"precision": "float32"}), (short, {"rounds": 50})]
-    second, short = (
-        result.model_copy(update={"protocol": (new := result.protocol | change), "protocol_hash": protocol_hash(new)})
-        for result, change in changes
-    )
+    first, second = stored(0, 40.0), with_protocol(stored(1, 42.0), precision="float32")
+    short = with_protocol(stored(2, 90.0), rounds=50)
     (entry,) = Ledger([short, first, second, short]).entries
     assert (entry.outcome.mean, len(entry.by_seed), entry.outcome.verdict) == (41.0, 2, "within")
 
