@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,11 @@ class Layout:
     def size(self) -> int:
         """Length P of the vector."""
         return sum(self.sizes)
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Position of each tensor in the vector, by name."""
+        return dict(zip(self.names, accumulate(self.sizes, initial=0), strict=False))
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the tensors in a vector [P] by name, as views that share its memory."""

@@ -1,7 +1,7 @@
-"""The functions in ``kernels.cpp``, compiled for each shape on first use.
+"""fedflat's own kernels: the forward and backward pass of a chain of layers on a CPU, compiled for its shapes.
 
-Images are [channels, height, width, examples] and weights [out, kernel_height, kernel_width, in], contiguous float32
-tensors on a CPU. Compiled files are kept in the user's cache.
+A step of a small network spends more time in Python and torch than in arithmetic. Here each pass is a single call of a
+C++ function (``kernels.cpp``), on flat vectors of weights. Compiled files are kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from ctypes import CDLL, c_void_p
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from fedflat.algorithms.teacher import Teacher
+from fedflat.data.batches import Batch
 from fedflat.data.sources.source import user_cache
+from fedflat.engines.problem.layer_chain import ChainSource
+from fedflat.engines.problem.objective import batch_loss, distillation_loss
+from fedflat.engines.problem.task import Task
 
 # Fused multiply-add is faster and more accurate than separate operations.
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
@@ -42,110 +48,94 @@ def compiler() -> str | None:
     return next((name for name in candidates if name and shutil.which(name)), None)
 
 
-def convolve(image: Tensor, weight: Tensor, bias: Tensor, padding_rows: int) -> Tensor:
-    """Convolve with stride 1, after padding ``padding_rows`` rows of zeros at the top and bottom, but no columns.
+class ChainKernels:
+    """The compiled forward and backward pass of a chain of layers, for one batch size."""
+
+    def __init__(self, source: ChainSource) -> None:
+        """Compile the passes, or load them; raises a ``KernelError`` if this is not possible."""
+        self._source = source
+        layers = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
+        library = _library(f"constexpr long EXAMPLES = {source.batch_size};\n{layers}{source.text}")
+        self._forward, self._backward = library.forward, library.backward
+
+    def forward(self, weights: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the output of a batch.
+
+        Args:
+            weights: flat weights [parameters].
+            inputs: [batch, ...], contiguous.
+
+        Returns:
+            The output [batch, classes], and the activations, which ``backward`` needs.
+        """
+        output = weights.new_empty(len(inputs), self._source.classes)
+        memory = weights.new_empty(self._source.memory)
+        self._forward(*map(_address, (weights.contiguous(), inputs.contiguous(), memory, output)))
+        return output, memory
+
+    def backward(self, weights: Tensor, memory: Tensor, output_gradient: Tensor) -> Tensor:
+        """Compute the gradient of the weights [parameters] from that of the output [batch, classes].
+
+        Args:
+            weights: flat weights [parameters], as in the forward pass.
+            memory: the activations of the forward pass.
+            output_gradient: gradient of the output, contiguous.
+        """
+        gradient, scratch = torch.empty_like(weights), weights.new_empty(self._source.scratch)
+        given = weights.contiguous(), memory, output_gradient.contiguous()
+        self._backward(*map(_address, (*given, scratch, gradient)))
+        return gradient
+
+
+def working_kernels(
+    source: ChainSource, output_of: Callable[..., Tensor], weights: Tensor, inputs: Tensor
+) -> ChainKernels | None:
+    """Compile kernels, and compare their output and gradient with torch's; if they do not work, warn and return None.
 
     Args:
-        image: [in, height, width, examples].
-        weight: [out, kernel_height, kernel_width, in].
-        bias: [out].
-        padding_rows: rows of zero padding on each side.
-
-    Returns:
-        The image [out, output height, output width, examples].
+        source: source of the kernels.
+        output_of: computes the model's output with torch, from ``vector`` and ``inputs``.
+        weights: flat weights [parameters] for the comparison.
+        inputs: a batch for the comparison.
     """
-    out, kernel_height, kernel_width, _ = weight.shape
-    _, height, width, examples = image.shape
-    output = image.new_empty(out, height + 2 * padding_rows - kernel_height + 1, width - kernel_width + 1, examples)
-    compiled_convolve = _compiled("convolve", image.shape, (kernel_height, kernel_width), out, padding_rows)
-    compiled_convolve(image, weight, bias, output)
-    return output
+    try:
+        kernels = ChainKernels(source)
+    except KernelError as error:
+        fault = f"fedflat's kernels could not be compiled ({error})"
+    else:
+        leaf = weights.detach().requires_grad_()
+        expected = output_of(vector=leaf, inputs=inputs.clone())  # the model may change its inputs in place
+        (expected_gradient,) = torch.autograd.grad(expected.square().mean(), leaf)
+        output, memory = kernels.forward(weights, inputs)
+        gradient = kernels.backward(weights, memory, 2 * output / output.numel())
+        if _is_close(output, expected.detach()) and _is_close(gradient, expected_gradient):
+            return kernels
+        fault = "the model computes a different output with fedflat's kernels"
+    warnings.warn(f"{fault}; training continues with torch's kernels, which are slower", stacklevel=5)
+    return None
 
 
-def convolution_gradients(
-    image: Tensor, gradient: Tensor, kernel_height: int, kernel_width: int, padding_rows: int
+def kernel_gradient(
+    kernels: ChainKernels, task: Task, weights: Tensor, batch: Batch, teacher: Teacher | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of a convolution's weight and bias from the gradient of its output.
-
-    Args:
-        image: input of the convolution [in, height, width, examples].
-        gradient: gradient of its output [out, output height, output width, examples].
-        kernel_height: height of the kernel.
-        kernel_width: width of the kernel.
-        padding_rows: rows of zero padding at the top and bottom.
-
-    Returns:
-        The gradients of the weight [out, kernel_height, kernel_width, in] and of the bias [out].
-    """
-    out = gradient.shape[0]
-    weight, bias = image.new_empty(out, kernel_height, kernel_width, image.shape[0]), image.new_empty(out)
-    kernel_size = kernel_height, kernel_width
-    compiled_gradients = _compiled("convolution_gradients", image.shape, kernel_size, out, padding_rows)
-    compiled_gradients(image, gradient, weight, bias)
-    return weight, bias
+    """``Problem.loss_and_gradient`` with kernels; torch differentiates the loss by the output alone."""
+    output, memory = kernels.forward(weights, batch.inputs)
+    loss = objective = batch_loss(task, output.requires_grad_(), batch)
+    if teacher is not None:
+        teacher_output, _ = kernels.forward(teacher.model, batch.inputs)
+        objective = distillation_loss(task, loss, output, teacher_output, batch, teacher)
+    (output_gradient,) = torch.autograd.grad(objective, output)
+    return loss.detach(), kernels.backward(weights, memory, output_gradient)
 
 
-def max_pool(image: Tensor, window_height: int, window_width: int) -> Tensor:
-    """Max-pool with a stride equal to the window; pixels beyond the last whole window are ignored.
-
-    Args:
-        image: [channels, height, width, examples].
-        window_height: height of the window.
-        window_width: width of the window.
-
-    Returns:
-        The image [channels, height // window_height, width // window_width, examples].
-    """
-    channels, height, width, examples = image.shape
-    output = image.new_empty(channels, height // window_height, width // window_width, examples)
-    _compiled("max_pool", image.shape, (window_height, window_width))(image, output)
-    return output
+def _is_close(computed: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding, relative to the largest finite value."""
+    largest = float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(computed, expected, rtol=1e-3, atol=1e-4 * largest, equal_nan=True)
 
 
-def max_pool_gradient(image: Tensor, gradient: Tensor, window_height: int, window_width: int) -> Tensor:
-    """Compute the input gradient of max-pooling whose stride equals its window.
-
-    The gradient of each window goes to its first maximum.
-
-    Args:
-        image: input of the pooling [channels, height, width, examples].
-        gradient: gradient of its output [channels, height // window_height, width // window_width, examples].
-        window_height: height of the window.
-        window_width: width of the window.
-
-    Returns:
-        The gradient of the image, of the same shape.
-    """
-    _, height, width, _ = image.shape
-    windows_cover_image = height % window_height == width % window_width == 0
-    # The kernel writes only inside windows: pixels in no window keep a gradient of zero.
-    output = image.new_empty(image.shape) if windows_cover_image else image.new_zeros(image.shape)
-    _compiled("max_pool_gradient", image.shape, (window_height, window_width))(image, gradient, output)
-    return output
-
-
-@lru_cache(maxsize=64)
-def _compiled(
-    name: str, image: tuple[int, ...], window: tuple[int, ...], out: int = 0, padding_rows: int = 0
-) -> Callable[..., None]:
-    """Compile a function of ``kernels.cpp`` for one shape.
-
-    Args:
-        name: name of the function.
-        image: shape of the image, [in, height, width, examples].
-        window: height and width of the convolution's kernel or of the pooling window.
-        out: output channels of a convolution; 0 selects the part of the file with max-pooling.
-        padding_rows: rows of zero padding at the top and bottom.
-
-    Returns:
-        A function that takes all input and output tensors, in the order of the C++ function.
-    """
-    constants = ("IN", "HEIGHT", "WIDTH", "EXAMPLES", "KERNEL_HEIGHT", "KERNEL_WIDTH", "OUT", "PADDING_ROWS")
-    values = (*image, *window, out, padding_rows)
-    definitions = "".join(f"#define {constant} {value}L\n" for constant, value in zip(constants, values, strict=True))
-    source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
-    function = getattr(_library(definitions + source), name)
-    return lambda *tensors: function(*(c_void_p(tensor.data_ptr()) for tensor in tensors))
+def _address(tensor: Tensor) -> c_void_p:
+    return c_void_p(tensor.data_ptr())
 
 
 @cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch.func import functional_call
 from fedflat.algorithms.teacher import Teacher
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.data.batches import Batch, BatchLoader, move_examples
-from fedflat.engines.problem.narrow_networks import NarrowCall, is_narrow
+from fedflat.engines.problem.kernels import ChainKernels, kernel_gradient, working_kernels
+from fedflat.engines.problem.layer_chain import ChainSource, is_narrow, source_of_model
 from fedflat.engines.problem.objective import PassResult, batch_loss, distillation_loss
 from fedflat.engines.problem.parameters import (
     FrozenParameters,
@@ -57,7 +59,7 @@ class Problem:
         buffer_layout: maps flat statistics [buffers] to the floating-point buffers that training changes.
         whole_layout: maps a vector of weights followed by statistics to both kinds of tensors.
         frozen: parameters and statistics that are not trained.
-        narrow_size: batch size for which the kernels for narrow networks compute gradients, if they are used.
+        kernel_source: source of fedflat's own kernels for one batch size, if they are used.
     """
 
     model: nn.Module
@@ -71,7 +73,7 @@ class Problem:
     evaluation_sets: dict[str, Examples] = field(default_factory=dict)
     batch_statistics: bool = False
     tf32: bool = False
-    narrow_size: int | None = field(default=None, init=False)
+    kernel_source: ChainSource | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Move model and data to the device, derive the layouts of flat vectors, and prepare what all steps reuse."""
@@ -95,28 +97,24 @@ class Problem:
         self._functional_call = FunctionalCall(self.model)
         self._counters = batch_counters(self.model)
         self._cpu_weights_and_views: tuple[Tensor, dict[str, Tensor]] | None = None
-        self._narrow_call: NarrowCall | None = None
+        self._kernels: ChainKernels | None = None
         self._create_loader(self.channels_last)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything except scratch memory and the copy of the model, which each worker process makes for itself."""
-        return {**vars(self), "_cpu_weights_and_views": None, "_narrow_call": None}
+        """Everything except scratch memory and the compiled kernels, which each worker process loads for itself."""
+        return {**vars(self), "_cpu_weights_and_views": None, "_kernels": None}
 
-    def suits_narrow_kernels(self, size: int) -> bool:
-        """Whether the kernels for narrow networks can compute the gradients of batches of ``size`` examples.
+    def suits_kernels(self, batch_size: int) -> bool:
+        """Whether fedflat's own kernels can compute the gradients of batches of this size, and faster than torch."""
+        return self.arithmetic is None and is_narrow(self.model, batch_size) and self._source(batch_size) is not None
 
-        They do not support BatchNorm.
-        """
-        return is_narrow(self.model, size) and not self.buffer_layout.names
-
-    def use_narrow_kernels(self, size: int) -> None:
-        """Compute the gradients of batches of ``size`` examples with the kernels for narrow networks.
-
-        The kernels are compiled in the first step. They are compiled for one batch size, so torch computes the
-        gradients of other batches.
-        """
-        self.narrow_size = size
+    def use_kernels(self, batch_size: int) -> None:
+        """Compute the gradients of batches of this size with fedflat's own kernels, which the first step compiles."""
+        self.kernel_source = self._source(batch_size)
         self._create_loader(channels_last=False)  # the kernels have a memory layout of their own
+
+    def _source(self, batch_size: int) -> ChainSource | None:
+        return source_of_model(self.model, self.data.input_shape, self.layout.offsets, batch_size)
 
     def _create_loader(self, channels_last: bool) -> None:
         """Create the batch loader; the training images take on its memory layout."""
@@ -225,27 +223,33 @@ class Problem:
         ``buffers`` (by name) are changed in place: BatchNorm statistics are updated as in ordinary training. With a
         ``teacher``, the gradient is that of the loss with its term; the returned loss is that of the task.
         """
+        if (kernels := self._kernels_for(vector, batch)) is not None:
+            return kernel_gradient(kernels, self.task, vector, batch, teacher)
         leaves = self._leaves_for(vector)
         tensors = {**self.frozen.low_precision, **leaves, **buffers}
-        output = self._batch_output(tensors, batch)
+        inputs = self._to_memory_format(batch.inputs)
+        output = self._to_loss_precision(self._functional_call.call(tensors, inputs))
         loss = objective = batch_loss(self.task, output, batch)
         if teacher is not None:
             with torch.no_grad():
                 weights = self.layout.views(teacher.model.to(self.arithmetic or self.dtype))
                 copies = {name: buffer.clone() for name, buffer in buffers.items()}
-                teacher_output = self._batch_output({**tensors, **weights, **copies}, batch)
+                teacher_output = self._functional_call.call({**tensors, **weights, **copies}, inputs)
+                teacher_output = self._to_loss_precision(teacher_output)
             objective = distillation_loss(self.task, loss, output, teacher_output, batch, teacher)
         with self._functional_call.replaced(tensors):  # gradient checkpointing calls layers again in the backward pass
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
-    def _batch_output(self, tensors: dict[str, Tensor], batch: Batch) -> Any:
-        """The model's output on a batch, with weights and buffers from ``tensors``, by name."""
-        if self.narrow_size == len(batch.targets):
-            self._narrow_call = self._narrow_call or NarrowCall(self.model)
-            if (output := self._narrow_call(tensors, batch.inputs)) is not None:
-                return self._to_loss_precision(output)
-        return self._to_loss_precision(self._functional_call.call(tensors, self._to_memory_format(batch.inputs)))
+    def _kernels_for(self, weights: Tensor, batch: Batch) -> ChainKernels | None:
+        """fedflat's own kernels, compiled in the first call; None if torch computes the gradient of this batch."""
+        if self.kernel_source is None or self.kernel_source.batch_size != len(batch.targets):
+            return None
+        if self._kernels is None:
+            self._kernels = working_kernels(self.kernel_source, partial(self.output, buffers={}), weights, batch.inputs)
+            if self._kernels is None:
+                self.kernel_source = None
+        return self._kernels
 
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
         """The weights in ``vector`` [parameters] as tensors by name, for which autograd computes gradients.

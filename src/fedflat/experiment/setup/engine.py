@@ -57,7 +57,7 @@ MIN_ROUNDS_TO_COMPILE = 200
 """Smallest number of rounds for which compiling pays off on a GPU, because it takes tens of seconds."""
 MIN_STEPS_TO_COMPILE = 5000
 """Smallest number of local steps, over all rounds and clients, for which compiling kernels pays off on a CPU: it takes
-ten seconds, once for each model and batch size, and saves milliseconds per step.
+seconds, once for each model and batch size, and saves milliseconds per step.
 """
 
 
@@ -85,8 +85,8 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
             f"engine.name=lanes needs all data on the device, but {problem.data.name} is streamed; use engine.name=loop"
         )
     if settings.name == "loop" or (settings.name != "lanes" and (is_streamed or not on_gpu)):
-        if should_compile and not on_gpu and problem.suits_narrow_kernels(config.training.batch_size):
-            problem.use_narrow_kernels(config.training.batch_size)
+        if should_compile and not on_gpu and problem.suits_kernels(config.training.batch_size):
+            problem.use_kernels(config.training.batch_size)
         return LoopEngine(problem, settings.workers or _default_workers(config, problem))
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
 
@@ -154,7 +154,7 @@ def decide_compile(config: Config, problem: Problem, partition: Partition, recor
         pays_off = (
             bool(full_batches)
             and training.rounds * cohort * (training.local_steps or full_batches) >= MIN_STEPS_TO_COMPILE
-            and problem.suits_narrow_kernels(training.batch_size)
+            and problem.suits_kernels(training.batch_size)
             and compiler() is not None
         )
     return config.changed(engine={"compile": "on" if pays_off else "off"})

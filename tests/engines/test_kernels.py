@@ -1,0 +1,357 @@
+"""fedflat's own kernels for networks with few channels agree with torch."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedflat import models
+from fedflat.algorithms.teacher import Teacher
+from fedflat.bench.setting import BenchmarkSetting, RandomImages
+from fedflat.data import augmentation
+from fedflat.engines.problem import kernels
+from fedflat.engines.problem.kernels import ChainKernels
+from fedflat.engines.problem.layer_chain import Pool, Relu, layer_chain, source_of_model
+from fedflat.engines.problem.problem import Problem
+from fedflat.engines.problem.task import Classification
+from fedflat.experiment.run import Run
+from fedflat.experiment.setup import engine
+from fedflat.models.layout import Layout
+
+needs_compiler = pytest.mark.skipif(kernels.compiler() is None, reason="there is no C++ compiler")
+
+
+def a_problem(model: nn.Module, side: int = 8) -> Problem:
+    return Problem(model, Classification(), RandomImages(size=40, side=side, classes=4).dataset(), augmentation("none"))
+
+
+@pytest.mark.parametrize(
+    ("model", "examples", "suitable"),
+    [("lenet5", 10, True), ("lenet5", 7, False), ("cnn", 50, False), ("resnet20", 50, False), ("mlp", 50, False)],
+)
+def test_which_models_use_the_kernels(model: str, examples: int, suitable: bool) -> None:
+    assert a_problem(models.build(model, (3, 32, 32), 4), side=32).suits_kernels(examples) is suitable
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 4, 3, stride=2),
+        nn.Conv2d(4, 4, 3, dilation=2),
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(4, 4, 1, padding=1),
+        nn.Conv2d(4, 4, 3, dtype=torch.float64),
+        nn.MaxPool2d(2, stride=1),
+        nn.MaxPool2d(2, padding=1),
+        nn.MaxPool2d(9),
+        nn.Flatten(2),
+        nn.Linear(6, 4),
+        nn.Dropout(0.0),
+        nn.BatchNorm2d(4),
+        nn.LazyLinear(4),
+    ],
+    ids=str,
+)
+def test_other_layers_stay_with_torch(layer: nn.Module) -> None:
+    def suits(*between: nn.Module) -> bool:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), *between, nn.Flatten(), nn.Linear(144, 4))
+        offsets = {name: 0 for name, _ in model.named_parameters()}
+        return source_of_model(model, (3, 8, 8), offsets, 16) is not None
+
+    assert suits(nn.Identity(), nn.ReLU())
+    assert not suits(layer)
+
+
+def test_examples_must_not_be_mixed() -> None:
+    tutorial = Tutorial()
+    assert source_of_model(tutorial, (2, 8, 4), Layout.of_parameters(tutorial).offsets, 18) is not None
+    assert source_of_model(tutorial, (2, 6, 4), Layout.of_parameters(tutorial).offsets, 18) is None, "view(-1, 10)"
+
+
+class Tutorial(nn.Module):
+    """A network in the style of PyTorch's tutorials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 6, 3, padding=(0, 1)), nn.Conv2d(6, 5, 2)
+        self.hidden, self.last = nn.Linear(10, 7), nn.Linear(7, 3, bias=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = F.max_pool2d(F.relu(self.first(images)), 2)
+        images = self.second(images).relu().view(-1, 10)
+        return self.last(torch.relu(self.hidden(torch.flatten(images, 1))))
+
+
+CHAINS = {
+    "padding": (
+        nn.Sequential(
+            nn.Sequential(nn.Conv2d(2, 5, (3, 2), padding=(1, 1)), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Conv2d(5, 8, 3, padding=(0, 2), bias=False),
+            nn.Identity(),
+            nn.Flatten(),
+            nn.Linear(168, 3),
+        ),
+        (21, 2, 11, 9),
+    ),
+    "window": (
+        nn.Sequential(
+            nn.ReLU(inplace=True), nn.Conv2d(1, 12, 4), nn.MaxPool2d((3, 2)), nn.ReLU(), nn.Conv2d(12, 1, 1),
+            nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 130, bias=False),
+        ),
+        (9, 1, 10, 9),
+    ),
+    # rows and examples shorter than the vectors of some processors
+    "short": (nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.Flatten()), (8, 2, 7, 6)),
+    "linear": (nn.Sequential(nn.Flatten(), nn.Linear(24, 30), nn.ReLU(), nn.Linear(30, 2)), (11, 1, 4, 6)),
+    "tutorial": (Tutorial(), (18, 2, 8, 4)),
+}  # fmt: skip
+
+
+def passes(model: nn.Module, images: torch.Tensor, weighting: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of a model, and the gradient of a weighted sum of it, computed by the kernels."""
+    layout = Layout.of_parameters(model)
+    source = source_of_model(model, images.shape[1:], layout.offsets, len(images))
+    assert source is not None
+    weights = layout.flatten({name: parameter.detach() for name, parameter in model.named_parameters()})
+    compiled = ChainKernels(source)
+    output, memory = compiled.forward(weights, images)
+    return output, compiled.backward(weights, memory, weighting)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CHAINS)
+def test_outputs_and_gradients_agree_with_torch(name: str) -> None:
+    torch.manual_seed(0)
+    model, shape = CHAINS[name]
+    images = torch.randn(shape)
+    weighting = torch.randn(shape[0], model(images.clone()).shape[1])
+    result = passes(model.float(), images, weighting)
+    expected = model.double()(images.double())
+    gradients = torch.autograd.grad((expected * weighting).sum(), list(model.parameters()))
+    named = zip((name for name, _ in model.named_parameters()), gradients, strict=True)
+    for here, there in zip(result, (expected, Layout.of_parameters(model).flatten(dict(named))), strict=True):
+        assert here.shape == there.shape
+        assert torch.allclose(here.double(), there, rtol=1e-5, atol=1e-5 * float(there.detach().abs().max()))
+
+
+@needs_compiler
+@pytest.mark.parametrize("pooled_first", [False, True])
+def test_the_gradient_of_pooling_goes_to_the_first_maximum(pooled_first: bool) -> None:
+    """Integer weights and inputs, so that windows have many ties and sums are exact."""
+    rng = torch.Generator().manual_seed(0)
+    layers = [nn.MaxPool2d((2, 3)), nn.ReLU()] if pooled_first else [nn.ReLU(), nn.MaxPool2d((2, 3))]
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), *layers, nn.Flatten())
+    for parameter in model.parameters():
+        parameter.data = torch.randint(-2, 3, parameter.shape, generator=rng).float()
+    images = torch.randint(-2, 3, (17, 3, 7, 8), generator=rng).float()
+    expected = model(images)
+    weighting = torch.randint(1, 9, expected.shape, generator=rng).float()
+    output, gradient = passes(model, images, weighting)
+    assert torch.equal(output, expected)
+    gradients = torch.autograd.grad((expected * weighting).sum(), list(model.parameters()))
+    assert torch.equal(gradient, torch.cat([each.flatten() for each in gradients]))
+    with_nan = images.where(images > -2, torch.nan)
+    assert torch.equal(passes(model, with_nan, weighting)[0].isnan(), model(with_nan).isnan())
+
+
+def test_pooling_comes_before_relu() -> None:
+    chain = layer_chain(nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.MaxPool2d(2)))
+    assert chain is not None
+    assert chain[1:] == [Pool((2, 2)), Relu()]
+
+
+def a_run(compiled: str = "on", model: str = "lenet5", batch_size: int = 16, local_steps: int = 2) -> Run:
+    setting = BenchmarkSetting(model, local_steps=local_steps, batch_size=batch_size, compile=compiled, workers=1)
+    return Run(setting.config("fedsam", "float32", "loop", 10), data=RandomImages(size=200, side=20).dataset())
+
+
+def assert_gradients_agree(problem: Problem, size: int = 16) -> torch.Tensor:
+    """The kernels compute the gradient of the problem, which is returned, as torch does."""
+    weights, positions = problem.initial_state()[0], torch.arange(size)
+    expected_loss, expected = problem.loss_and_gradient(weights, {}, problem.batch(positions, {}))
+    problem.use_kernels(size)
+    loss, gradient = problem.loss_and_gradient(weights, {}, problem.batch(positions, {}))
+    assert float(loss) == pytest.approx(float(expected_loss), rel=1e-5)
+    assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    # A teacher uses the kernels, too, so that it agrees with itself up to the rounding of the softmax.
+    itself = Teacher(weights, 1.0, with_loss=False)
+    assert (
+        problem.loss_and_gradient(weights, {}, problem.batch(positions, {}), itself)[1].norm() < 1e-6 * expected.norm()
+    )
+    return gradient
+
+
+@needs_compiler
+def test_gradients_of_lenet5_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = ChainKernels.forward
+    monkeypatch.setattr(
+        ChainKernels, "forward", lambda self, weights, inputs: sizes.append(len(inputs)) or real(self, weights, inputs)
+    )
+    problem = a_run("off").problem
+    assert_gradients_agree(problem)
+    assert set(sizes) == {16}
+    sizes.clear()
+    problem.loss_and_gradient(problem.initial_state()[0], {}, problem.batch(torch.arange(5), {}))
+    assert not sizes, "kernels are compiled for one batch size"
+
+
+def test_the_order_of_examples_is_kept() -> None:
+    problem = a_run("off").problem
+    before = problem.batch(torch.arange(16), {})
+    assert before.inputs.is_contiguous(memory_format=torch.channels_last)
+    problem.use_kernels(16)
+    after = problem.batch(torch.arange(16), {})
+    assert after.inputs.is_contiguous()
+    assert torch.equal(before.inputs, after.inputs)
+    assert torch.equal(before.targets, after.targets)
+
+
+class Tapped(nn.Module):
+    """Uses an activation twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 4, 3), nn.Linear(8, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = self.convolution(images)
+        return self.last(torch.cat([images.mean((2, 3)), images.amax((2, 3))], 1))
+
+
+class Branching(Tapped):
+    """Cannot be traced."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images if images.sum() > 0 else -images)
+
+
+class Shared(nn.Module):
+    """Applies the same layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.last = nn.Conv2d(3, 3, 3, padding=1), nn.Linear(192, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.last(self.convolution(self.convolution(images)).flatten(1))
+
+
+def with_a_hook() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+    model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def with_a_frozen_layer() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+    model[0].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("model", [Tapped, Branching, Shared, with_a_hook, with_a_frozen_layer])
+def test_models_that_are_no_chain_are_left_to_torch(model: Any) -> None:
+    assert not a_problem(model()).suits_kernels(16)
+
+
+@needs_compiler
+def test_kernels_that_disagree_with_torch_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChainKernels, "backward", lambda self, weights, *_: torch.zeros_like(weights))
+    problem = a_problem(nn.Sequential(nn.Conv2d(3, 5, 4), nn.Flatten(), nn.Linear(125, 4)))
+    with pytest.warns(UserWarning, match="different output"):
+        assert_gradients_agree(problem)
+
+
+def test_without_a_working_compiler_torch_computes_the_gradient(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "compiler", lambda: "false")
+    problem = a_problem(nn.Sequential(nn.Conv2d(3, 6, 4), nn.Flatten(), nn.Linear(150, 4)))
+    with pytest.warns(UserWarning, match="could not be compiled"):
+        assert_gradients_agree(problem)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        problem.loss_and_gradient(problem.initial_state()[0], {}, problem.batch(torch.arange(16), {}))
+
+
+@needs_compiler
+def test_compiled_kernels_are_cached_and_damaged_files_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = 'extern "C" int answer() { return 42; }'
+    compile_anew = kernels._library.__wrapped__
+    assert compile_anew(source).answer() == 42
+    (file,) = (tmp_path / "fedflat" / "kernels").iterdir()
+    content = file.read_bytes()
+    file.unlink()  # this process has loaded it
+    file.write_bytes(content[:1000])
+    unreadable = file.with_name(f"{file.stem.partition('-')[0]}-folder.so")
+    unreadable.mkdir()
+    assert compile_anew(source).answer() == 42
+    unreadable.rmdir()
+    monkeypatch.setattr(kernels.subprocess, "run", None)
+    assert compile_anew(source).answer() == 42, "loaded from the cache, without a compiler"
+
+
+@needs_compiler
+def test_an_unwritable_cache_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert kernels._library.__wrapped__('extern "C" int answer() { return 7; }').answer() == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "on"),
+        ({"compiled": "off"}, "off"),
+        ({"model": "cnn"}, "off"),  # too many channels
+        ({"batch_size": 32}, "off"),  # the clients have 20 examples
+        ({"local_steps": 1, "rounds": 40}, "off"),  # too short
+        ({"compiler": None}, "off"),
+    ],
+)
+def test_long_runs_of_narrow_networks_use_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.setattr(engine, "compiler", lambda: changes.get("compiler", "c++"))
+    setting = BenchmarkSetting(
+        changes.get("model", "lenet5"),
+        local_steps=changes.get("local_steps", 2),
+        batch_size=changes.get("batch_size", 16),
+        compile=changes.get("compiled", "auto"),
+        workers=1,
+    )
+    config = setting.config("fedavg", "float32", "loop", 10)
+    training = config.training.model_copy(update={"rounds": changes.get("rounds", 1000)})
+    run = Run(
+        config.model_copy(update={"training": training}),
+        tmp_path / "run",
+        data=RandomImages(size=200, side=20).dataset(),
+    )
+    run._open()
+    run.folder.release_lock()
+    assert (run.problem.kernel_source is not None) == (expected == "on")
+    assert run.folder.config().engine.compile == expected, "recorded, so that a resumed run keeps it"
+
+
+def test_a_resumed_run_keeps_the_recorded_decision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(engine, "compiler", lambda: None)
+    config = BenchmarkSetting("lenet5", local_steps=2, batch_size=16, workers=1).config("fedavg", "float32", "loop", 10)
+    data = RandomImages(size=200, side=20).dataset()
+    run = Run(config, tmp_path / "run", data=data)
+    run._open()
+    run.folder.release_lock()
+    monkeypatch.setattr(engine, "compiler", lambda: "c++")
+    assert Run(config, data=data).config.engine.compile == "on"
+    assert Run(config, tmp_path / "run", data=data, resume=True).config.engine.compile == "off"
