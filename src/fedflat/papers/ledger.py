@@ -246,12 +246,22 @@ def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[Store
 
     The precision and the number of rounds may differ within an experiment. Only its runs with the most rounds count.
     """
-    groups: dict[int | str, list[StoredResult]] = {}
+    groups: dict[Config | str, list[StoredResult]] = {}
     for result in results:
-        config = paper_config(cell, result)
-        groups.setdefault(result.protocol_hash if config is None else cell.configs.index(config), []).append(result)
-    most_rounds = {key: max(run.protocol["rounds"] for run in runs) for key, runs in groups.items()}
-    return [[run for run in runs if run.protocol["rounds"] == most_rounds[key]] for key, runs in groups.items()]
+        groups.setdefault(paper_config(cell, result) or result.protocol_hash, []).append(result)
+    return [_one_per_seed(runs, key if isinstance(key, Config) else None) for key, runs in groups.items()]
+
+
+def _one_per_seed(results: Sequence[StoredResult], config: Config | None) -> list[StoredResult]:
+    """Return the runs of an experiment with the most rounds, one per seed, by seed.
+
+    Of several runs with a seed, the newest with the evaluation interval of ``config`` counts, or else the newest.
+    """
+    most_rounds = max(run.protocol["rounds"] for run in results)
+    every = None if config is None else config.evaluation.every
+    ordered = sorted(results, key=lambda run: (run.protocol["eval_every"] == every, run.date))
+    by_seed = {run.seed: run for run in ordered if run.protocol["rounds"] == most_rounds}
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def _severity(deviations: Deviations) -> tuple[bool, bool, bool]:
