@@ -69,6 +69,8 @@ def test_a_cell_has_mean_spread_verdict_and_other_numbers():
 def test_other_protocols_and_fewer_rounds_give_no_verdict():
     (other,) = Ledger([stored(0, 40.0, protocol_hash="another")]).entries
     assert (other.outcome.verdict, other.outcome.remark) == ("ran", "other settings")
+    (measured,) = Ledger([stored(0, 90.0, protocol_hash="another"), stored(0, 41.0)]).entries
+    assert (measured.outcome.values, measured.outcome.verdict, measured.by_seed) == ((41.0,), "within", {0: 41.0})
     every_ten = stored(0, 500.0, key="table2/fedavg/cifar10-lenet-5-rounds")
     every_round = with_protocol(every_ten, eval_every=1)
     for results in ([every_ten], [every_ten, every_round.model_copy(update={"seed": 1})]):

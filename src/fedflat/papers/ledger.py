@@ -244,12 +244,14 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
 def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[StoredResult]]:
     """Group results by experiment; there are several if the paper reports the best of several.
 
-    The precision and the number of rounds may differ within an experiment. Only its runs with the most rounds count.
+    The precision and the number of rounds may differ within an experiment. Results with other settings than the
+    paper's count only if there are no others.
     """
     groups: dict[Config | str, list[StoredResult]] = {}
     for result in results:
         groups.setdefault(paper_config(cell, result) or result.protocol_hash, []).append(result)
-    return [_one_per_seed(runs, key if isinstance(key, Config) else None) for key, runs in groups.items()]
+    of_paper = [_one_per_seed(runs, config) for config, runs in groups.items() if isinstance(config, Config)]
+    return of_paper or [_one_per_seed(runs, None) for runs in groups.values()]
 
 
 def _one_per_seed(results: Sequence[StoredResult], config: Config | None) -> list[StoredResult]:
