@@ -86,11 +86,12 @@ def with_protocol(result: StoredResult, **changes: object) -> StoredResult:
     return result.model_copy(update={"protocol": protocol, "protocol_hash": protocol_hash(protocol)})
 
 
-def test_seeds_with_another_precision_count_and_shorter_runs_do_not():
+def test_seeds_with_another_precision_count_and_shorter_or_longer_runs_do_not():
     first, second = stored(0, 40.0), with_protocol(stored(1, 42.0), precision="float32")
-    short = with_protocol(stored(2, 90.0), rounds=50)
-    (entry,) = Ledger([short, first, second, short]).entries
-    assert (entry.outcome.mean, len(entry.by_seed), entry.outcome.verdict) == (41.0, 2, "within")
+    short, long = with_protocol(stored(2, 90.0), rounds=50), with_protocol(stored(3, 90.0), rounds=5000)
+    (entry,) = Ledger([short, first, second, long]).entries
+    assert (entry.outcome.mean, entry.seeds, entry.outcome.verdict) == (41.0, 2, "within")
+    assert "mean over" not in entry.row()[-1] and len(entry.document()["files"]) == 4
 
 
 def test_the_newest_run_of_a_seed_counts():

@@ -56,9 +56,9 @@ class LedgerEntry:
         released: numbers of the authors' code, one per seed.
         tuned: numbers with tuned hyperparameters, one per seed.
         notes: remarks on released and tuned numbers.
-        results: the runs with the paper's settings.
-        counted: if the paper reports the best of several algorithms, those of ``results`` that ran the best one;
-            otherwise all of ``results``.
+        results: all runs of the experiment, even those that do not count, e.g. because they are shorter than others.
+        counted: those of ``results`` that the measured value comes from, one per seed; of the best algorithm, if the
+            paper reports the best of several.
     """
 
     cell: Cell
@@ -89,7 +89,7 @@ class LedgerEntry:
     @property
     def seeds(self) -> int:
         """Number of seeds, including those without a value, e.g. because they diverged."""
-        return len({result.seed for result in self.results}) or len(self.outcome.values)
+        return len(self.counted) or len(self.outcome.values)
 
     @property
     def minutes(self) -> float:
@@ -255,14 +255,16 @@ def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[Store
 
 
 def _one_per_seed(results: Sequence[StoredResult], config: Config | None) -> list[StoredResult]:
-    """Return the runs of an experiment with the most rounds, one per seed, by seed.
+    """Return the runs of an experiment with the paper's rounds, or else the most rounds, one per seed, by seed.
 
     Of several runs with a seed, the newest with the evaluation interval of ``config`` counts, or else the newest.
     """
-    most_rounds = max(run.protocol["rounds"] for run in results)
-    every = None if config is None else config.evaluation.every
+    lengths = {run.protocol["rounds"] for run in results}
+    rounds, every = (config.training.rounds, config.evaluation.every) if config else (None, None)
+    if rounds not in lengths:
+        rounds = max(lengths)
     ordered = sorted(results, key=lambda run: (run.protocol["eval_every"] == every, run.date))
-    by_seed = {run.seed: run for run in ordered if run.protocol["rounds"] == most_rounds}
+    by_seed = {run.seed: run for run in ordered if run.protocol["rounds"] == rounds}
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 
