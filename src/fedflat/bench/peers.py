@@ -183,6 +183,7 @@ class SimulatorProcess(ContenderProcess):
         except (ConnectionError, EOFError):
             return Failed(self._reason())
         except TimeoutError:
+            self._kill()  # it would disturb the other contenders
             return Failed(
                 f"its processes used almost no CPU time for {HANG_SECONDS:.0f} seconds, so it seems to hang; measure "
                 "again, or leave it out of --against"
@@ -240,12 +241,19 @@ class SimulatorProcess(ContenderProcess):
             self.resume()  # a paused process could not exit
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
-            kill_processes({**started, **descendants(self._process.pid)})
-            kill_group(self._process.pid)
-            self._process.kill()
-            self._process.wait()
+            kill_processes(started)
+            self._kill()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """Kill the driver and the processes that it has started."""
+        if self._process is not None:
+            started = descendants(self._process.pid)
+            self._process.kill()  # first, so that it does not start more
+            self._process.wait()
+            kill_processes(started)
+            kill_group(self._process.pid)
 
 
 def write_simulator(simulator: Simulator, folder: Path) -> None:
