@@ -132,6 +132,7 @@ class SimulatorProcess(ContenderProcess):
         self._socket.settimeout(POLLING_SECONDS)
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None  # started with its first round, as part of its set-up
+        self._started: dict[int, str] = {}  # known descendants of the driver, which cannot be listed after its end
 
     @property
     def pid(self) -> int:
@@ -181,14 +182,16 @@ class SimulatorProcess(ContenderProcess):
                 self._check_running()
             times: RoundTimes = self._connection.recv()
         except (ConnectionError, EOFError):
-            return Failed(self._reason())
+            failure = Failed(self._reason())
         except TimeoutError:
-            self._kill()  # it would disturb the other contenders
-            return Failed(
+            failure = Failed(
                 f"its processes used almost no CPU time for {HANG_SECONDS:.0f} seconds, so it seems to hang; measure "
                 "again, or leave it out of --against"
             )
-        return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
+        else:
+            return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
+        self._kill()  # its processes would disturb the other contenders
+        return failure
 
     def _accept(self) -> Connection:
         """Wait for the simulator's process that reports rounds; raises as :meth:`_check_running` does."""
@@ -215,8 +218,9 @@ class SimulatorProcess(ContenderProcess):
 
     def _current_activity(self) -> tuple[float, dict[int, str]]:
         """The CPU time of all processes so far, infinite if unknown, and the processes that the driver has started."""
-        seconds = cpu_seconds(self.pid)
-        return math.inf if seconds is None else seconds, descendants(self.pid)
+        seconds, running = cpu_seconds(self.pid), descendants(self.pid)
+        self._started |= running
+        return math.inf if seconds is None else seconds, running
 
     def _reason(self) -> str:
         """Return why the simulator stopped: the last error in its output, or else the last line that has words.
@@ -234,14 +238,13 @@ class SimulatorProcess(ContenderProcess):
 
     def end(self) -> None:
         """Let the simulator end by itself, kill what is left of its processes, and delete its folder."""
-        started = {} if self._process is None else descendants(self._process.pid)  # no longer known after its end
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
+            self._started |= descendants(self._process.pid)
             self.resume()  # a paused process could not exit
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
-            kill_processes(started)
             self._kill()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -249,10 +252,10 @@ class SimulatorProcess(ContenderProcess):
     def _kill(self) -> None:
         """Kill the driver and the processes that it has started."""
         if self._process is not None:
-            started = descendants(self._process.pid)
+            self._started |= descendants(self._process.pid)
             self._process.kill()  # first, so that it does not start more
             self._process.wait()
-            kill_processes(started)
+            kill_processes(self._started)
             kill_group(self._process.pid)
 
 
