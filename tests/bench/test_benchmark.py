@@ -247,7 +247,7 @@ def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypat
     monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Instant)
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.9)
     for against in ("none", "plain"):
-        with pytest.raises(UserError, match=r"fedflat, fedsam, .*is broken"):
+        with pytest.raises(UserError, match=r"^fedflat, fedsam, .* was not measured: .*is broken"):
             benchmark(Request(SMALL, ("fedsam",), clients=(4,), against=(against,)), "", lambda line: None)
 
 
