@@ -223,7 +223,7 @@ class SimulatorProcess(ContenderProcess):
         return math.inf if seconds is None else seconds, running
 
     def _reason(self) -> str:
-        """Return why the simulator stopped: the last error in its output, or else the last line that has words.
+        """Return why the simulator stopped: its last exception, else logged error, else line of output.
 
         The process that reported rounds may have ended before the driver, which then writes the error.
         """
@@ -233,8 +233,9 @@ class SimulatorProcess(ContenderProcess):
         text = re.sub(r"\x1b\[[0-9;]*m", "", (self._folder / "log").read_text(errors="replace"))  # without colours
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if re.search("[a-z]", line)] or ["stopped early"]
-        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
-        return (errors or lines)[-1][:MAX_LOG_CHARACTERS]
+        exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+        logged = [line.partition(" - ERROR - ")[2] for line in lines if " - ERROR - " in line]
+        return (exceptions or logged or lines)[-1][:MAX_LOG_CHARACTERS]
 
     def end(self) -> None:
         """Let the simulator end by itself, kill what is left of its processes, and delete its folder."""
