@@ -192,6 +192,8 @@ def test_a_better_confirmation_is_no_regression(finished: tuple[Discovery, dict[
     for regression, is_shown in ((0.01, True), (-0.01, False)):
         selection = document["selection"] | {"regression": regression}
         assert ("regression to the mean" in selection_text({**document, "selection": selection})) is is_shown
+    unknown = document["selection"] | {"regression": 0.01, "seed_deviation": None, "expected_maximum": None}
+    assert selection_text({**document, "selection": unknown}).endswith("The regression to the mean is 1.00.")
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])
