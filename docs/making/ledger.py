@@ -52,7 +52,7 @@ def ledger_page() -> str:
         "",
         "| column | meaning |",
         "|---|---|",
-        "| measured | mean ± standard deviation over seeds, with the paper's settings, and fedflat's where the paper states none (`fedflat papers NAME` lists them as *assumed*); nothing was tuned for this column; in bf16 unless the experiment sets another precision |",
+        "| measured | mean ± standard deviation over seeds, with the paper's settings, and fedflat's where the paper states none (`fedflat papers NAME` lists them as *assumed*); nothing was tuned for this column; in bf16 unless the experiment sets another precision; if a seed was run more than once, its newest run counts |",
         "| difference, verdict | measured minus published, judged by the [rule](papers.md#tolerance) of `fedflat reproduce`; the tolerance grows with the standard deviation over seeds, and `--json` prints it |",
         "| released | the authors' released code on the same data |",
         "| tuned | fedflat with hyperparameters selected on a validation split of the training data |",

@@ -25,7 +25,7 @@ from fedflat.bench.contender_process import (
     _run_contender,
 )
 from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
-from fedflat.bench.machine import Load, cpu_seconds, hardware, host_memory
+from fedflat.bench.machine import Load, cpu_seconds, hardware, host_memory, kill_group
 from fedflat.bench.request import Request
 from fedflat.bench.results import ContenderResult, row, samples_per_round
 from fedflat.bench.setting import BenchmarkSetting
@@ -247,7 +247,7 @@ def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypat
     monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Instant)
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.9)
     for against in ("none", "plain"):
-        with pytest.raises(UserError, match=r"fedflat, fedsam, .*is broken"):
+        with pytest.raises(UserError, match=r"^fedflat, fedsam, .* was not measured: .*is broken"):
             benchmark(Request(SMALL, ("fedsam",), clients=(4,), against=(against,)), "", lambda line: None)
 
 
@@ -297,6 +297,15 @@ def test_memory_and_load_of_this_process():
     sum(range(10**7))
     assert 0 <= load.share_of_others() <= 1
     assert before is None or 0.01 < cpu_seconds(os.getpid()) - before < 60
+
+
+@pytest.mark.parametrize(("system", "killed"), [("darwin", [7]), ("win32", [])])
+def test_groups_of_processes_are_killed_except_on_windows(system, killed, monkeypatch):
+    groups = []
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("os.killpg", lambda group, signal: groups.append(group), raising=False)
+    kill_group(7)
+    assert groups == killed
 
 
 @pytest.mark.parametrize("text", ["", "x", "0", "3,-1"])

@@ -48,6 +48,8 @@ subprocess.Popen(["sleep", "100"])
 subprocess.Popen(["sleep", "100"], start_new_session=True)
 while True:
     count = connection.recv()
+    if count == 12:
+        sys.exit("2026-01-01 00:00:00,000 - Simulator - ERROR - it failed\\nended early")
     if count == 13:
         sys.exit("ValueError: it broke\\n-----")
     start = time.perf_counter()
@@ -65,7 +67,7 @@ while True:
 
 @pytest.fixture
 def environment(tmp_path):
-    """An environment whose Python is a driver that answers with rounds of 5 s, breaks at 13 and hangs at 15."""
+    """An environment whose Python is a driver: rounds of 5 s; it fails at 12, 13 and 16, and hangs at 15."""
     python = tmp_path / "environment" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(DRIVER.format(python=sys.executable, answer=pickle.dumps(RoundTimes([5.0], None, 2.0))))
@@ -107,17 +109,19 @@ def _state(pid):
         return ""
 
 
-@pytest.mark.parametrize(("rounds", "reason"), [(13, "it broke"), (16, "it broke later")])
+@pytest.mark.parametrize(
+    ("rounds", "reason"), [(12, "it failed"), (13, "ValueError: it broke"), (16, "ValueError: it broke later")]
+)
 def test_a_peer_that_breaks_gives_the_reason(environment, rounds, reason):
     process = SimulatorProcess(Flower(SMALL, environment=environment))
     try:
         process.rounds(1)
-        _, child, _ = with_descendants(process.pid)
-        assert process.rounds(rounds) == Failed(f"ValueError: {reason}")
+        _, *children = with_descendants(process.pid)
+        assert process.rounds(rounds) == Failed(reason)
+        time.sleep(0.05)
+        assert len(children) == 2 and not {"S", "R"} & {_state(pid) for pid in children}, "processes of an ended driver"
     finally:
         process.end()
-    time.sleep(0.05)
-    assert _state(child) in ("", "Z"), "a process of an ended driver's group"
 
 
 def test_a_peer_that_hangs_is_left_out(environment, monkeypatch):
@@ -126,10 +130,11 @@ def test_a_peer_that_hangs_is_left_out(environment, monkeypatch):
     try:
         assert isinstance(process.rounds(14), RoundTimes), "it works, for longer than the limit"
         assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-        start = time.perf_counter()
+        start, pids = time.perf_counter(), with_descendants(process.pid)
         assert "seems to hang" in process.rounds(15).reason
         assert time.perf_counter() - start < 20, "the work before it hung must not count"
-        monkeypatch.setattr(peers, "PATIENCE", 0.1)
+        time.sleep(0.05)
+        assert not {"S", "R"} & {_state(pid) for pid in pids}, "it would disturb the other contenders"
     finally:
         process.end()
 

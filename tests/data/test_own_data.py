@@ -199,8 +199,10 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
     assert dataset.group_names == ("a", "b")
     with pytest.raises(UserError, match=r"shape=3x4 .*48 numbers"):
         load(f"arrays(path={tmp_path / 'mine.parquet'},shape=3x4)", tmp_path)
-    with pytest.raises(UserError, match=r"column 'label'.*arrays\(path=.*,target=group\).*inputs, target, group"):
-        load(f"arrays(path={tmp_path / 'mine.parquet'},target=label)", tmp_path)
+    form = r"column 'label'.*arrays\(path=FILE,target=COLUMN\)"
+    for drop, columns in (("inputs", "target, group"), ("inputs|target|group", "none")):
+        with pytest.raises(UserError, match=rf"{form} \(columns: {columns}\)"):
+            load(f"arrays(path={tmp_path / 'mine.parquet'},target=label,drop={drop})", tmp_path)
     (tmp_path / "both").mkdir()
     for part, rows in (("train", slice(0, 15)), ("test", slice(15, 20))):
         table = pandas.DataFrame(

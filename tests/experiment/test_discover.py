@@ -30,6 +30,7 @@ from fedflat.experiment.campaign.space_file import read_space
 from fedflat.experiment.campaign.tune import open_study, run_search
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.discovery import discovery_document, report_tables, selection_text, verdict, write_report
+from fedflat.reporting.figures.discovery import discovery_figure
 
 BASE = {
     "rounds": 4,
@@ -92,6 +93,11 @@ def test_the_known_optimum_wins_and_invalid_combinations_are_never_tried(
     assert "--set data.partition=iid" in winner["command"]
     (rung, *_) = document["importance"]
     assert rung["rounds"] == 1 and max(rung["shares"], key=rung["shares"].get) == "server"
+
+
+def test_the_figure_states_why_there_are_no_importances(finished: tuple[Discovery, dict[str, Any]]) -> None:
+    figure = discovery_figure({**finished[1], "importance": []})
+    assert "more candidates, varied slots, or scikit-learn" in figure.axes[0].get_xlabel()
 
 
 def test_candidates_have_only_the_parameters_of_their_parts(finished: tuple[Discovery, dict[str, Any]]) -> None:
@@ -186,6 +192,8 @@ def test_a_better_confirmation_is_no_regression(finished: tuple[Discovery, dict[
     for regression, is_shown in ((0.01, True), (-0.01, False)):
         selection = document["selection"] | {"regression": regression}
         assert ("regression to the mean" in selection_text({**document, "selection": selection})) is is_shown
+    unknown = document["selection"] | {"regression": 0.01, "seed_deviation": None, "expected_maximum": None}
+    assert selection_text({**document, "selection": unknown}).endswith("The regression to the mean is 1.00.")
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])

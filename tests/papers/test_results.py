@@ -69,10 +69,15 @@ def test_a_cell_has_mean_spread_verdict_and_other_numbers():
 def test_other_protocols_and_fewer_rounds_give_no_verdict():
     (other,) = Ledger([stored(0, 40.0, protocol_hash="another")]).entries
     assert (other.outcome.verdict, other.outcome.remark) == ("ran", "other settings")
+    (measured,) = Ledger([stored(0, 90.0, protocol_hash="another"), stored(0, 41.0)]).entries
+    assert (measured.outcome.values, measured.outcome.verdict, measured.by_seed) == ((41.0,), "within", {0: 41.0})
     every_ten = stored(0, 500.0, key="table2/fedavg/cifar10-lenet-5-rounds")
-    for results in ([every_ten], [every_ten, with_protocol(every_ten, eval_every=1)]):
+    every_round = with_protocol(every_ten, eval_every=1)
+    for results in ([every_ten], [every_ten, every_round.model_copy(update={"seed": 1})]):
         (rounds,) = Ledger(results).entries
         assert (rounds.outcome.verdict, rounds.outcome.remark) == ("ran", "evaluated every 10 rounds")
+    (rounds,) = Ledger([every_round, every_ten]).entries
+    assert rounds.outcome.verdict != "ran", "of runs with the same seed, the one with the paper's interval counts"
 
 
 def with_protocol(result: StoredResult, **changes: object) -> StoredResult:
@@ -81,11 +86,19 @@ def with_protocol(result: StoredResult, **changes: object) -> StoredResult:
     return result.model_copy(update={"protocol": protocol, "protocol_hash": protocol_hash(protocol)})
 
 
-def test_seeds_with_another_precision_count_and_shorter_runs_do_not():
+def test_seeds_with_another_precision_count_and_shorter_or_longer_runs_do_not():
     first, second = stored(0, 40.0), with_protocol(stored(1, 42.0), precision="float32")
-    short = with_protocol(stored(2, 90.0), rounds=50)
-    (entry,) = Ledger([short, first, second, short]).entries
-    assert (entry.outcome.mean, len(entry.by_seed), entry.outcome.verdict) == (41.0, 2, "within")
+    short, long = with_protocol(stored(2, 90.0), rounds=50), with_protocol(stored(3, 90.0), rounds=5000)
+    (entry,) = Ledger([short, first, second, long]).entries
+    assert (entry.outcome.mean, entry.seeds, entry.outcome.verdict) == (41.0, 2, "within")
+    assert "mean over" not in entry.row()[-1] and len(entry.document()["files"]) == 4
+
+
+def test_the_newest_run_of_a_seed_counts():
+    old, new = stored(0, 40.0, date="2026-01-01"), stored(0, 42.0, date="2026-01-02")
+    for results in ([old, with_protocol(new, precision="float32")], [with_protocol(new, precision="float32"), old]):
+        (entry,) = Ledger([*results, stored(1, 44.0)]).entries
+        assert (entry.outcome.values, entry.by_seed, entry.seeds) == ((42.0, 44.0), {0: 42.0, 1: 44.0}, 2)
 
 
 def test_entries_are_chosen_by_paper_dataset_and_method():

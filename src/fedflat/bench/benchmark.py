@@ -51,7 +51,7 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
     if not any(isinstance(result.contender, Fedflat) for result in results):
         # The notes say why each contender failed.
         reason = next(note for note in notes if note.startswith(Fedflat.name))
-        raise UserError(f"fedflat could not be measured: {reason}")
+        raise UserError(reason)
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
     for note in different_work(results):
         notes.append(note)

@@ -115,8 +115,8 @@ def kill_processes(processes: Mapping[int, str]) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill the processes in the group that a process leads, or led before it ended; does nothing except on Linux."""
-    if sys.platform.startswith("linux"):
+    """Kill the processes in the group that a process leads, or led before it ended; does nothing on Windows."""
+    if sys.platform != "win32":
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
 

@@ -132,6 +132,7 @@ class SimulatorProcess(ContenderProcess):
         self._socket.settimeout(POLLING_SECONDS)
         self._connection: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None  # started with its first round, as part of its set-up
+        self._started: dict[int, str] = {}  # known descendants of the driver, which cannot be listed after its end
 
     @property
     def pid(self) -> int:
@@ -181,13 +182,16 @@ class SimulatorProcess(ContenderProcess):
                 self._check_running()
             times: RoundTimes = self._connection.recv()
         except (ConnectionError, EOFError):
-            return Failed(self._reason())
+            failure = Failed(self._reason())
         except TimeoutError:
-            return Failed(
+            failure = Failed(
                 f"its processes used almost no CPU time for {HANG_SECONDS:.0f} seconds, so it seems to hang; measure "
                 "again, or leave it out of --against"
             )
-        return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
+        else:
+            return times._replace(seconds=[time.perf_counter() - self._start_time]) if is_first else times
+        self._kill()  # its processes would disturb the other contenders
+        return failure
 
     def _accept(self) -> Connection:
         """Wait for the simulator's process that reports rounds; raises as :meth:`_check_running` does."""
@@ -214,11 +218,12 @@ class SimulatorProcess(ContenderProcess):
 
     def _current_activity(self) -> tuple[float, dict[int, str]]:
         """The CPU time of all processes so far, infinite if unknown, and the processes that the driver has started."""
-        seconds = cpu_seconds(self.pid)
-        return math.inf if seconds is None else seconds, descendants(self.pid)
+        seconds, running = cpu_seconds(self.pid), descendants(self.pid)
+        self._started |= running
+        return math.inf if seconds is None else seconds, running
 
     def _reason(self) -> str:
-        """Return why the simulator stopped: the last error in its output, or else the last line that has words.
+        """Return why the simulator stopped: its last exception, else logged error, else line of output.
 
         The process that reported rounds may have ended before the driver, which then writes the error.
         """
@@ -228,24 +233,31 @@ class SimulatorProcess(ContenderProcess):
         text = re.sub(r"\x1b\[[0-9;]*m", "", (self._folder / "log").read_text(errors="replace"))  # without colours
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if re.search("[a-z]", line)] or ["stopped early"]
-        errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
-        return (errors or lines)[-1][:MAX_LOG_CHARACTERS]
+        exceptions = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+        logged = [line.partition(" - ERROR - ")[2] for line in lines if " - ERROR - " in line]
+        return (exceptions or logged or lines)[-1][:MAX_LOG_CHARACTERS]
 
     def end(self) -> None:
         """Let the simulator end by itself, kill what is left of its processes, and delete its folder."""
-        started = {} if self._process is None else descendants(self._process.pid)  # no longer known after its end
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
+            self._started |= descendants(self._process.pid)
             self.resume()  # a paused process could not exit
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
-            kill_processes({**started, **descendants(self._process.pid)})
-            kill_group(self._process.pid)
-            self._process.kill()
-            self._process.wait()
+            self._kill()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        """Kill the driver and the processes that it has started."""
+        if self._process is not None:
+            self._started |= descendants(self._process.pid)
+            self._process.kill()  # first, so that it does not start more
+            self._process.wait()
+            kill_processes(self._started)
+            kill_group(self._process.pid)
 
 
 def write_simulator(simulator: Simulator, folder: Path) -> None:

@@ -56,9 +56,9 @@ class LedgerEntry:
         released: numbers of the authors' code, one per seed.
         tuned: numbers with tuned hyperparameters, one per seed.
         notes: remarks on released and tuned numbers.
-        results: the runs with the paper's settings.
-        counted: if the paper reports the best of several algorithms, those of ``results`` that ran the best one;
-            otherwise all of ``results``.
+        results: all runs of the experiment, even those that do not count, e.g. because they are shorter than others.
+        counted: those of ``results`` that the measured value comes from, one per seed; of the best algorithm, if the
+            paper reports the best of several.
     """
 
     cell: Cell
@@ -89,7 +89,7 @@ class LedgerEntry:
     @property
     def seeds(self) -> int:
         """Number of seeds, including those without a value, e.g. because they diverged."""
-        return len({result.seed for result in self.results}) or len(self.outcome.values)
+        return len(self.counted) or len(self.outcome.values)
 
     @property
     def minutes(self) -> float:
@@ -244,14 +244,28 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
 def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[StoredResult]]:
     """Group results by experiment; there are several if the paper reports the best of several.
 
-    The precision and the number of rounds may differ within an experiment. Only its runs with the most rounds count.
+    The precision and the number of rounds may differ within an experiment. Results with other settings than the
+    paper's count only if there are no others.
     """
-    groups: dict[int | str, list[StoredResult]] = {}
+    groups: dict[Config | str, list[StoredResult]] = {}
     for result in results:
-        config = paper_config(cell, result)
-        groups.setdefault(result.protocol_hash if config is None else cell.configs.index(config), []).append(result)
-    most_rounds = {key: max(run.protocol["rounds"] for run in runs) for key, runs in groups.items()}
-    return [[run for run in runs if run.protocol["rounds"] == most_rounds[key]] for key, runs in groups.items()]
+        groups.setdefault(paper_config(cell, result) or result.protocol_hash, []).append(result)
+    of_paper = [_one_per_seed(runs, config) for config, runs in groups.items() if isinstance(config, Config)]
+    return of_paper or [_one_per_seed(runs, None) for runs in groups.values()]
+
+
+def _one_per_seed(results: Sequence[StoredResult], config: Config | None) -> list[StoredResult]:
+    """Return the runs of an experiment with the paper's rounds, or else the most rounds, one per seed, by seed.
+
+    Of several runs with a seed, the newest with the evaluation interval of ``config`` counts, or else the newest.
+    """
+    lengths = {run.protocol["rounds"] for run in results}
+    rounds, every = (config.training.rounds, config.evaluation.every) if config else (None, None)
+    if rounds not in lengths:
+        rounds = max(lengths)
+    ordered = sorted(results, key=lambda run: (run.protocol["eval_every"] == every, run.date))
+    by_seed = {run.seed: run for run in ordered if run.protocol["rounds"] == rounds}
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def _severity(deviations: Deviations) -> tuple[bool, bool, bool]:

@@ -345,12 +345,14 @@ def selection_text(document: Values) -> str:
         shown_metric(selection[name], metric) for name in ("search", "confirmed", "seed_deviation", "expected_maximum")
     )
     text += f". Its validation {metric} is {search} in the search and {confirmed} on unseen seeds."
-    if selection["regression"] <= 0 or selection["expected_maximum"] is None:
+    if selection["regression"] <= 0:
+        return text
+    text += f" The regression to the mean is {shown_metric(selection['regression'], metric)}."
+    if selection["expected_maximum"] is None:
         return text
     return (
-        f"{text} The regression to the mean is {shown_metric(selection['regression'], metric)}. Selection alone "
-        f"explains up to {expected}: the expected maximum of as many equally good, independent candidates with the "
-        f"standard deviation between seeds ({deviation})."
+        f"{text} Selection alone explains up to {expected}: the expected maximum of as many equally good, independent "
+        f"candidates with the standard deviation between seeds ({deviation})."
     )
 
 

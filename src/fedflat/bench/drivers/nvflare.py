@@ -40,7 +40,7 @@ def run(simulator: Simulator) -> None:
         name="bench", min_clients=simulator.clients, num_rounds=ROUNDS, model=model, train_script=str(script)
     )
     recipe.execute(SimEnv(num_clients=simulator.clients, workspace_root=str(benchmark_folder() / "nvflare")))
-    sys.exit("the simulation ended early, without an error message")
+    sys.exit("the simulation ended early")
 
 
 def train() -> None:

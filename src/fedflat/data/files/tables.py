@@ -121,8 +121,8 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
     for name in targets:
         if name not in table:
             raise UserError(
-                f"{file} has no column '{name}'; name the column of targets, for example "
-                f"arrays(path={file.name},target={table.columns[-1]}) (columns: {', '.join(map(str, table))})"
+                f"{file} has no column '{name}'; name the column of targets, e.g. arrays(path=FILE,target=COLUMN) "
+                f"(columns: {', '.join(map(str, table)) or 'none'})"
             )
     _reject_missing_values(table, file, needed=(*targets, group))
     arrays: dict[str, Any] = {"targets": table[targets if len(targets) > 1 else target].to_numpy()}

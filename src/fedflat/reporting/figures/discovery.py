@@ -55,7 +55,8 @@ def _draw_importance(axes: Any, rungs: list[dict[str, Any]]) -> None:
         positions = np.arange(len(names)) - number * height
         axes.barh(positions, shares, height, color=COLOURS[number % len(COLOURS)], label=f"{rung['rounds']} rounds")
     axes.set_yticks(range(len(names)), [name.rpartition(".")[2] for name in names])
-    axes.set_xlabel("share of the variance (fANOVA, %)" if rungs else "too few candidates for fANOVA")
+    missing = "fANOVA needs more candidates, varied slots, or scikit-learn"
+    axes.set_xlabel("share of the variance (fANOVA, %)" if rungs else missing)
     if rungs:
         axes.legend(fontsize=8, frameon=False)
     open_frame(axes)
