@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.campaign import discover
+from fedflat.experiment.campaign import discover, tune
 from fedflat.experiment.campaign.discover import (
     SEARCH,
     Discovery,
@@ -195,6 +196,22 @@ def test_the_verdict_counts_significant_gains_and_losses(lower_is_better: bool) 
     document = {"lower_is_better": lower_is_better, "finalists": [{"name": "mine"}], "differences": differences}
     assert "better in 2 and worse in 1 of 4 comparisons" in verdict(document)
     assert "better than every baseline" in verdict({**document, "differences": differences[:2]})
+
+
+def test_a_trial_that_another_process_finishes_meanwhile_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = plan(tmp_path).searches[SEARCH]
+    study = open_study(search)
+    number = study.ask()
+
+    def finish_and_release(folder: Path) -> bool:
+        study.record_result(number, 0.5, "complete")
+        return True
+
+    monkeypatch.setattr(tune, "is_free", finish_and_release)
+    with ExitStack() as lock:
+        assert tune._lock_next_trial(search, study, lock) == number + 1
 
 
 class Crash(Callback):
