@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from fedflat.algorithms import algorithm
@@ -20,7 +21,7 @@ from fedflat.experiment.campaign.discover import (
     SEARCH,
     Discovery,
     Finalist,
-    check_metrics,
+    check_setup,
     confirm,
     finalists,
     plan_discovery,
@@ -282,9 +283,17 @@ def test_the_time_limit_is_shared_and_holds_across_restarts(tmp_path: Path, monk
 
 
 def test_problems_with_another_metric_are_refused(tmp_path: Path) -> None:
-    check_metrics(plan(tmp_path))
+    check_setup(plan(tmp_path))
     with pytest.raises(UserError, match=r"another metric \(task=f1: f1 instead of accuracy\)"):
-        check_metrics(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"training.task": "f1"}]}))
+        check_setup(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"training.task": "f1"}]}))
+
+
+def test_a_problem_that_cannot_be_trained_is_refused_before_the_search(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^confirm\.also, model=cnn: cnn needs images of at least 16x16 pixels"):
+        check_setup(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"model": "cnn"}]}))
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match=r"^engine\.device=cuda, but torch finds no GPU here"):
+            check_setup(plan(tmp_path, base={**BASE, "device": "cuda"}))
 
 
 def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +336,9 @@ def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, mo
         ({"confirm": {"seeds": [3]}}, "confirm.seeds"),
         ({"confirm": {"seeds": [7, 8], "also": [{}]}}, "empty or occurs twice"),
         ({"confirm": {"seeds": [7, 8], "also": [{"rond": 3}]}}, "confirm.also 'rond'"),
+        ({"confirm": {"seeds": [7, 8], "also": [{"model": "mlpp"}]}}, "confirm.also, model=mlpp: "),
+        ({"confirm": {"seeds": [7, 8], "also": [{"rounds": 4}]}}, "rounds=4 is the same problem as that of the search"),
+        ({"confirm": {"seeds": [7, 8], "also": [{"clients": 5}, {"data": {"clients": 5.0}}]}}, "same problem as that"),
         ({"confirm": {"sedes": [7, 8]}}, "'sedes'; did you mean seeds?"),
         ({"baselines": ["fedsma"]}, "fedsma"),
         ({"baselines": ["fedavg", "FedAvg"]}, "baselines lists FedAvg twice"),

@@ -37,7 +37,7 @@ def discover(
     """
     from fedflat.experiment.campaign.discover import (
         SEARCH,
-        check_metrics,
+        check_setup,
         confirm,
         finalists,
         plan_discovery,
@@ -57,7 +57,7 @@ def discover(
         return
     for changes in problems(discovery).values():
         fetch_if_missing(discovery.searches[SEARCH].changed(changes).example_config(), silent)
-    check_metrics(discovery)
+    check_setup(discovery)
     try:
         _search(discovery, minutes, jobs, silent)
         best = finalists(discovery)
