@@ -82,7 +82,7 @@ def test_the_known_optimum_wins_and_invalid_combinations_are_never_tried(
     finished: tuple[Discovery, dict[str, Any]],
 ) -> None:
     discovery, document = finished
-    assert (discovery.combinations, discovery.excluded) == (6, 6)
+    assert (discovery.combinations, discovery.excluded, discovery.rungs) == (6, 6, [1, 2])
     candidates = document["candidates"][SEARCH]
     assert len(candidates) == 8 and {candidate["values"]["perturbation"] for candidate in candidates} == {"none"}
     assert {candidate["values"]["server"] for candidate in candidates} == set(SLOTS["server"])
@@ -174,6 +174,10 @@ def test_the_report_states_the_number_of_candidates_and_the_regression(
         for rising in zip(*points, strict=True):
             assert list(rising) == sorted(set(rising))
         assert all(one["rounds"] for one in front)
+        for one in front:
+            candidate = document["candidates"][one["search"]][one["trial"]]
+            assert candidate["scores"][one["rounds"]] == one["score"]
+            assert one["name"].endswith(f", lr={candidate['values']['training.lr']}")
         candidates = [one for listed in document["candidates"].values() for one in listed]
         for one in candidates:
             for rounds, score in one["scores"].items():
@@ -185,9 +189,12 @@ def test_the_report_states_the_number_of_candidates_and_the_regression(
 
 def test_a_better_confirmation_is_no_regression(finished: tuple[Discovery, dict[str, Any]]) -> None:
     document = finished[1]
-    for regression, is_shown in ((0.01, True), (-0.01, False)):
-        selection = document["selection"] | {"regression": regression}
-        assert ("regression to the mean" in selection_text({**document, "selection": selection})) is is_shown
+    for regression, words in (
+        (0.01, ": a regression to the mean of 1.00 points."),
+        (-0.01, ", so it did not regress."),
+    ):
+        text = selection_text({**document, "selection": document["selection"] | {"regression": regression}})
+        assert words in text and "expected regression of up to " in text
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])
@@ -197,6 +204,7 @@ def test_the_verdict_counts_significant_gains_and_losses(lower_is_better: bool) 
     document = {"lower_is_better": lower_is_better, "finalists": [{"name": "mine"}], "differences": differences}
     assert "better in 2 and worse in 1 of 4 comparisons" in verdict(document)
     assert "better than every baseline" in verdict({**document, "differences": differences[:2]})
+    assert "not differ significantly from any baseline (1 comp" in verdict({**document, "differences": differences[3:]})
 
 
 def test_a_trial_that_another_process_finishes_meanwhile_is_not_taken(
@@ -363,7 +371,7 @@ def test_invalid_spaces_are_rejected_before_anything_runs(more: dict[str, Any], 
 
 def test_base_and_baselines_may_have_placeholders(tmp_path: Path) -> None:
     base = {**BASE, "algorithm": "fedsam(rho={rho})", "partition": "dirichlet(alpha={a})"}
-    parameters = {"rho": {"low": 0.1, "high": 0.2}, "a": [0.5]}
+    parameters = {"rho": {"low": 0.1, "high": 0.2}, "a": [0.3]}
     space = {
         "base": base,
         "slots": {"drift": ["scaffold"]},
@@ -371,7 +379,7 @@ def test_base_and_baselines_may_have_placeholders(tmp_path: Path) -> None:
         "baselines": ["fedasam(rho={rho})"],
     }
     config = plan(tmp_path, **space).searches[SEARCH].example_config()
-    assert config.algorithm == "fedgamma" and config.data.partition == "dirichlet(alpha=0.5)"
+    assert config.algorithm == "fedgamma" and config.data.partition == "dirichlet(alpha=0.3)"
 
 
 def test_a_damaged_journal_is_a_user_error(tmp_path: Path) -> None:

@@ -105,6 +105,15 @@ class Discovery:
         """The slots and settings that every candidate has a value for."""
         return [name for name in self.searches[SEARCH].space if name in PART_REGISTRIES or name in SETTINGS]
 
+    @property
+    def rungs(self) -> list[int]:
+        """The rounds after which successive halving compares candidates."""
+        search = self.searches[SEARCH]
+        halving = search.tune.prune
+        assert isinstance(halving, Halving)
+        rungs = (halving.min_rounds * halving.reduction**power for power in itertools.count())
+        return list(itertools.takewhile(lambda rung: rung < search.example_config().training.rounds, rungs))
+
 
 def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
     """Check a space and plan its searches, without writing anything.
