@@ -299,6 +299,8 @@ def test_problems_with_another_metric_are_refused(tmp_path: Path) -> None:
 def test_a_problem_that_cannot_be_trained_is_refused_before_the_search(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^confirm\.also, model=cnn: cnn needs images of at least 16x16 pixels"):
         check_setup(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"model": "cnn"}]}))
+    with pytest.raises(UserError, match=r"^engine\.precision=bf16 needs a GPU"):
+        check_setup(plan(tmp_path, base={**BASE, "engine.precision": "bf16"}))
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match=r"^engine\.device=cuda, but torch finds no GPU here"):
             check_setup(plan(tmp_path, base={**BASE, "device": "cuda"}))

@@ -36,6 +36,7 @@ from fedflat.experiment.campaign.sweep_file import (
 )
 from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
 from fedflat.experiment.config import Config, describe_difference
+from fedflat.experiment.setup.engine import check_precision
 from fedflat.experiment.setup.problem import build_problem, check_new_run, device_of
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import DamagedFile, create_folder, locked, write_atomically
@@ -329,7 +330,9 @@ def problems(discovery: Discovery) -> dict[str, Values]:
 def check_setup(discovery: Discovery) -> None:
     """Raise a ``UserError`` if a problem cannot be trained here, or has another metric than the search; loads data."""
     search, metric = discovery.searches[SEARCH], ""
-    device_of(search.example_config())  # raises an error if the GPU is missing
+    engine = search.example_config().engine
+    if device_of(search.example_config()).type == "cpu" and engine.name != "ray":
+        check_precision(engine.precision, on_gpu=False)
     for problem, changes in problems(discovery).items():
         config = search.changed(changes).example_config()
         try:
