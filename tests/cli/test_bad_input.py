@@ -98,7 +98,10 @@ def test_wrong_usage_exits_with_2(fedflat, arguments, word):
         ("training: 5\n", "training"),
         ("format: 99\n", "this config has format 99, but this version of fedflat reads format 1; upgrade fedflat"),
         ("format: old\n", "this config has format old, but this version of fedflat reads format 1; use format: 1"),
-        ("algorithm: [\n", "c.yaml is not valid YAML"),
+        (
+            "algorithm: [\n",
+            "c.yaml is not valid YAML: while parsing a flow node did not find expected node content at line 2",
+        ),
         ("just words\n", "c.yaml contains no settings"),
         ("", "c.yaml contains no settings"),
     ],

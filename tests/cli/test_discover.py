@@ -22,10 +22,13 @@ def test_discover(fedflat):
     Path("mine.yaml").write_text(SPACE)
     shown = fedflat("discover", "mine.yaml", "--dry-run")
     assert shown.exit_code == 0 and "confirmation runs" in shown.stdout and not Path("runs").exists()
+    plan = json.loads(fedflat("discover", "mine.yaml", "--dry-run", "--minutes", "3", "--json").stdout)
+    assert plan["minutes"] == 3 and plan["rungs"] == []
     result = fedflat("discover", "mine.yaml", "--out", "out")
     assert result.exit_code == 0 and "Best of 2 candidates" in result.stdout and "p after Holm" in result.stdout
     assert "search, trial 1: " in result.stderr and "confirmed fedavg, seed 8: finished" in result.stderr
     document = json.loads(fedflat("discover", "mine.yaml", "--out", "out", "--json").stdout)
+    assert f"\n{document['finalists'][0]['command']}\n" in result.stdout
     assert document == json.loads(Path("out/discover.json").read_text())
     Path("other.yaml").write_text(SPACE.replace("high: 0.1", "high: 0.2"))
     refused = fedflat("discover", "other.yaml", "--out", "out", "--dry-run")

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.campaign import discover
+from fedflat.experiment.campaign import discover, tune
 from fedflat.experiment.campaign.discover import (
     SEARCH,
     Discovery,
     Finalist,
-    check_metrics,
+    check_setup,
     confirm,
     finalists,
     plan_discovery,
@@ -81,7 +83,7 @@ def test_the_known_optimum_wins_and_invalid_combinations_are_never_tried(
     finished: tuple[Discovery, dict[str, Any]],
 ) -> None:
     discovery, document = finished
-    assert (discovery.combinations, discovery.excluded) == (6, 6)
+    assert (discovery.combinations, discovery.excluded, discovery.rungs) == (6, 6, [1, 2])
     candidates = document["candidates"][SEARCH]
     assert len(candidates) == 8 and {candidate["values"]["perturbation"] for candidate in candidates} == {"none"}
     assert {candidate["values"]["server"] for candidate in candidates} == set(SLOTS["server"])
@@ -178,6 +180,10 @@ def test_the_report_states_the_number_of_candidates_and_the_regression(
         for rising in zip(*points, strict=True):
             assert list(rising) == sorted(set(rising))
         assert all(one["rounds"] for one in front)
+        for one in front:
+            candidate = document["candidates"][one["search"]][one["trial"]]
+            assert candidate["scores"][one["rounds"]] == one["score"]
+            assert one["name"].endswith(f", lr={candidate['values']['training.lr']}")
         candidates = [one for listed in document["candidates"].values() for one in listed]
         for one in candidates:
             for rounds, score in one["scores"].items():
@@ -189,11 +195,14 @@ def test_the_report_states_the_number_of_candidates_and_the_regression(
 
 def test_a_better_confirmation_is_no_regression(finished: tuple[Discovery, dict[str, Any]]) -> None:
     document = finished[1]
-    for regression, is_shown in ((0.01, True), (-0.01, False)):
-        selection = document["selection"] | {"regression": regression}
-        assert ("regression to the mean" in selection_text({**document, "selection": selection})) is is_shown
+    for regression, words in (
+        (0.01, ": a regression to the mean of 1.00 points."),
+        (-0.01, ", so it did not regress."),
+    ):
+        text = selection_text({**document, "selection": document["selection"] | {"regression": regression}})
+        assert words in text and "expected regression of up to " in text
     unknown = document["selection"] | {"regression": 0.01, "seed_deviation": None, "expected_maximum": None}
-    assert selection_text({**document, "selection": unknown}).endswith("The regression to the mean is 1.00.")
+    assert selection_text({**document, "selection": unknown}).endswith(": a regression to the mean of 1.00 points.")
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])
@@ -203,6 +212,23 @@ def test_the_verdict_counts_significant_gains_and_losses(lower_is_better: bool) 
     document = {"lower_is_better": lower_is_better, "finalists": [{"name": "mine"}], "differences": differences}
     assert "better in 2 and worse in 1 of 4 comparisons" in verdict(document)
     assert "better than every baseline" in verdict({**document, "differences": differences[:2]})
+    assert "not differ significantly from any baseline (1 comp" in verdict({**document, "differences": differences[3:]})
+
+
+def test_a_trial_that_another_process_finishes_meanwhile_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = plan(tmp_path).searches[SEARCH]
+    study = open_study(search)
+    number = study.ask()
+
+    def finish_and_release(folder: Path) -> bool:
+        study.record_result(number, 0.5, "complete")
+        return True
+
+    monkeypatch.setattr(tune, "is_free", finish_and_release)
+    with ExitStack() as lock:
+        assert tune._lock_next_trial(search, study, lock) == number + 1
 
 
 class Crash(Callback):
@@ -273,9 +299,19 @@ def test_the_time_limit_is_shared_and_holds_across_restarts(tmp_path: Path, monk
 
 
 def test_problems_with_another_metric_are_refused(tmp_path: Path) -> None:
-    check_metrics(plan(tmp_path))
+    check_setup(plan(tmp_path))
     with pytest.raises(UserError, match=r"another metric \(task=f1: f1 instead of accuracy\)"):
-        check_metrics(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"training.task": "f1"}]}))
+        check_setup(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"training.task": "f1"}]}))
+
+
+def test_a_problem_that_cannot_be_trained_is_refused_before_the_search(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^confirm\.also, model=cnn: cnn needs images of at least 16x16 pixels"):
+        check_setup(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"model": "cnn"}]}))
+    with pytest.raises(UserError, match=r"^engine\.precision=bf16 needs a GPU"):
+        check_setup(plan(tmp_path, base={**BASE, "engine.precision": "bf16"}))
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match=r"^engine\.device=cuda, but torch finds no GPU here"):
+            check_setup(plan(tmp_path, base={**BASE, "device": "cuda"}))
 
 
 def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +347,10 @@ def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, mo
         ({"slots": {"drift": ["acg"], "server": ["adam"]}, "parameters": {}}, "no combination of the slots' choices"),
         ({"parameters": {"lr": [0.1]}}, "{alpha} has no values"),
         ({"parameters": {**SPACE["parameters"], "ratte": [1]}}, "parameters 'ratte'"),
+        ({"parameters": {**SPACE["parameters"], "beta": [1]}}, "no text contains {beta}"),
+        ({"parameters": {"alpha": 0.2}}, "parameters.alpha: expected a list of values, or a range with low, high"),
+        ({"parameters": {"alpha": {"low": "a", "high": 1}}}, "parameters.alpha.low: input should be a valid number"),
+        ({"sampler": "grid"}, "sampler: input should be 'tpe' or 'random'"),
         ({"parameters": {**SPACE["parameters"], "seed": [1]}}, "remove it from parameters"),
         ({"parameters": {**SPACE["parameters"], "algorithm": ["fedavg"]}}, "algorithm cannot be a parameter"),
         ({"seeds": [7]}, "share the seed 7"),
@@ -318,6 +358,9 @@ def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, mo
         ({"confirm": {"seeds": [3]}}, "confirm.seeds"),
         ({"confirm": {"seeds": [7, 8], "also": [{}]}}, "empty or occurs twice"),
         ({"confirm": {"seeds": [7, 8], "also": [{"rond": 3}]}}, "confirm.also 'rond'"),
+        ({"confirm": {"seeds": [7, 8], "also": [{"model": "mlpp"}]}}, "confirm.also, model=mlpp: "),
+        ({"confirm": {"seeds": [7, 8], "also": [{"rounds": 4}]}}, "rounds=4 is the same problem as that of the search"),
+        ({"confirm": {"seeds": [7, 8], "also": [{"clients": 5}, {"data": {"clients": 5.0}}]}}, "same problem as that"),
         ({"confirm": {"sedes": [7, 8]}}, "'sedes'; did you mean seeds?"),
         ({"baselines": ["fedsma"]}, "fedsma"),
         ({"baselines": ["fedavg", "FedAvg"]}, "baselines lists FedAvg twice"),
@@ -338,7 +381,7 @@ def test_invalid_spaces_are_rejected_before_anything_runs(more: dict[str, Any], 
 
 def test_base_and_baselines_may_have_placeholders(tmp_path: Path) -> None:
     base = {**BASE, "algorithm": "fedsam(rho={rho})", "partition": "dirichlet(alpha={a})"}
-    parameters = {"rho": {"low": 0.1, "high": 0.2}, "a": [0.5]}
+    parameters = {"rho": {"low": 0.1, "high": 0.2}, "a": [0.3]}
     space = {
         "base": base,
         "slots": {"drift": ["scaffold"]},
@@ -346,7 +389,7 @@ def test_base_and_baselines_may_have_placeholders(tmp_path: Path) -> None:
         "baselines": ["fedasam(rho={rho})"],
     }
     config = plan(tmp_path, **space).searches[SEARCH].example_config()
-    assert config.algorithm == "fedgamma" and config.data.partition == "dirichlet(alpha=0.5)"
+    assert config.algorithm == "fedgamma" and config.data.partition == "dirichlet(alpha=0.3)"
 
 
 def test_a_damaged_journal_is_a_user_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import existing_run
 from fedflat.experiment.config import Config, config
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.engine import _check_precision
+from fedflat.experiment.setup.engine import check_precision
 from fedflat.experiment.setup.problem import decide_precision
 from fedflat.papers.library import papers
 
@@ -105,12 +105,12 @@ def test_the_choice_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_devices_without_tf32_or_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     put_gpu(monkeypatch, (7, 0))
     with pytest.raises(UserError, match="bf16 needs a GPU that computes in bf16, which V100 does not; use float32"):
-        _check_precision("bf16", on_gpu=True)
+        check_precision("bf16", on_gpu=True)
     with pytest.warns(UserWarning, match="tf32 has no effect on V100; this run uses float32"):
-        _check_precision("tf32", on_gpu=True)
+        check_precision("tf32", on_gpu=True)
     put_gpu(monkeypatch, (8, 0))
     for precision in ("tf32", "bf16", "float32"):
-        _check_precision(precision, on_gpu=True)
+        check_precision(precision, on_gpu=True)
 
 
 def test_experiments_of_papers_use_float32_everywhere() -> None:

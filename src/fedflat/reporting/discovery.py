@@ -31,7 +31,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.campaign.discover import SEARCH, Discovery, Finalist, seconds_spent, settings_text
 from fedflat.experiment.campaign.optuna_study import Study
 from fedflat.experiment.campaign.ranking import last_score
-from fedflat.experiment.campaign.sweep_file import Halving, Values
+from fedflat.experiment.campaign.sweep_file import SETTINGS, Values
 from fedflat.experiment.campaign.tune import open_study
 from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
@@ -119,16 +119,24 @@ def _finalist(discovery: Discovery, finalist: Finalist) -> Values:
         if name in resolved and name != "algorithm":
             value = resolved[name]
             assignments += ["--set", f"{name}={value if isinstance(value, str) else write_value(value)}"]
-    name = ", ".join(filter(None, (config.algorithm, settings_text(settings))))
     return {
         "label": finalist.label,
-        "name": finalist.label if finalist.is_ablation else _rounded(name),
+        "name": finalist.label if finalist.is_ablation else _name(config.algorithm, settings),
         "algorithm": config.algorithm,
         "settings": settings,
         "search": finalist.score,
         "trial": finalist.trial,
         "command": shlex.join(["fedflat", "run", config.algorithm, *assignments]),
     }
+
+
+def _name(text: str, settings: Values) -> str:
+    """An algorithm and the other drawn settings, rounded.
+
+    >>> _name("fedsam(rho=0.12345)", {"training.lr": 0.1})
+    'fedsam(rho=0.123), lr=0.1'
+    """
+    return _rounded(", ".join(filter(None, (text, settings_text(settings)))))
 
 
 def _rounded(text: str) -> str:
@@ -203,16 +211,8 @@ def _importance(discovery: Discovery, study: Study, candidates: Sequence[Values]
     ]
     if not varied:
         return []
-    halving, rounds = search.tune.prune, search.example_config().training.rounds
-    assert isinstance(halving, Halving)
-    rungs = []
-    for power in range(64):
-        rung = halving.min_rounds * halving.reduction**power
-        if rung >= rounds:
-            break
-        rungs.append(rung)
     listed = []
-    for rung in [*rungs, rounds]:
+    for rung in [*discovery.rungs, search.example_config().training.rounds]:
         scores = {}
         for candidate in candidates:
             later = [score for at, score in sorted(candidate["scores"].items()) if at >= rung and math.isfinite(score)]
@@ -227,8 +227,15 @@ def _importance(discovery: Discovery, study: Study, candidates: Sequence[Values]
 def _pareto_front(candidates: dict[str, list[Values]], cost: str, sign: int) -> list[Values]:
     """The evaluations of all candidates that no other one beats in both score and cost, cheapest first."""
     points = [
-        {"algorithm": candidate["algorithm"], "rounds": rounds, "score": score, **candidate["costs"][rounds]}
-        for listed in candidates.values()
+        {
+            "search": name,
+            "trial": candidate["trial"],
+            "name": _name(candidate["algorithm"], {k: v for k, v in candidate["values"].items() if k in SETTINGS}),
+            "rounds": rounds,
+            "score": score,
+            **candidate["costs"][rounds],
+        }
+        for name, listed in candidates.items()
         for candidate in listed
         for rounds, score in candidate["scores"].items()
         if rounds in candidate["costs"] and math.isfinite(score)
@@ -246,6 +253,8 @@ def verdict(document: Values) -> str:
     differences, winner = document["differences"], document["finalists"][0]["name"]
     significant = [sign * one["mean"] for one in differences if one["holm"] is not None and one["holm"] < SIGNIFICANT]
     better = sum(mean > 0 for mean in significant)
+    if differences and not significant:
+        return f"{winner} does not differ significantly from any baseline ({counted(len(differences), 'comparison')})."
     if differences and better == len(differences):
         return f"{winner} is better than every baseline (Holm-corrected p below {SIGNIFICANT})."
     return (
@@ -305,11 +314,12 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[tuple[str, ...]]) 
 def _pareto_table(document: Values, cost: str) -> TextTable:
     """The Pareto front of validation metric and a cost, over all evaluations of all candidates."""
     metric, name = document["metric"], COSTS[cost]
-    shown = shown_bytes if cost == "bytes" else shown_count
-    rows = [
-        (_rounded(one["algorithm"]), str(one["rounds"]), shown(one[cost]), shown_metric(one["score"], metric))
-        for one in document["pareto"][cost]
-    ]
+    front = document["pareto"][cost]
+    largest = max((one[cost] for one in front), default=0)
+    rows = []
+    for one in front:
+        spent = shown_bytes(one[cost], largest) if cost == "bytes" else shown_count(one[cost])
+        rows.append((one["name"], str(one["rounds"]), spent, shown_metric(one["score"], metric)))
     heads = ("algorithm", "rounds", name, with_unit(metric))
     return _table(f"Pareto front: validation {metric} and {name}, over all evaluations.", heads, rows)
 
@@ -341,18 +351,19 @@ def selection_text(document: Values) -> str:
     text = f"The winner is the best of {counted(selection['candidates'], 'scored candidate')}"
     if selection["regression"] is None:
         return f"{text}, but it diverged on all unseen seeds."
-    search, confirmed, deviation, expected = (
-        shown_metric(selection[name], metric) for name in ("search", "confirmed", "seed_deviation", "expected_maximum")
+    unit, points = (" %", " points") if is_share(metric) else ("", "")
+    search, confirmed, regression, deviation, expected = (
+        shown_metric(selection[name], metric)
+        for name in ("search", "confirmed", "regression", "seed_deviation", "expected_maximum")
     )
-    text += f". Its validation {metric} is {search} in the search and {confirmed} on unseen seeds."
-    if selection["regression"] <= 0:
-        return text
-    text += f" The regression to the mean is {shown_metric(selection['regression'], metric)}."
+    text += f". Its validation {metric} is {search}{unit} in the search and {confirmed}{unit} on unseen seeds"
+    is_worse = selection["regression"] > 0
+    text += f": a regression to the mean of {regression}{points}." if is_worse else ", so it did not regress."
     if selection["expected_maximum"] is None:
         return text
     return (
-        f"{text} Selection alone explains up to {expected}: the expected maximum of as many equally good, independent "
-        f"candidates with the standard deviation between seeds ({deviation})."
+        f"{text} Selection alone leads to an expected regression of up to {expected}{points}, the expected maximum of "
+        f"as many equally good, independent candidates with the standard deviation between seeds ({deviation}{points})."
     )
 
 

@@ -37,7 +37,7 @@ def discover(
     """
     from fedflat.experiment.campaign.discover import (
         SEARCH,
-        check_metrics,
+        check_setup,
         confirm,
         finalists,
         plan_discovery,
@@ -53,11 +53,11 @@ def discover(
     for search in discovery.searches.values():
         check_folder(search)
     if dry_run:
-        _print_plan(discovery, as_json)
+        _print_plan(discovery, minutes, as_json)
         return
     for changes in problems(discovery).values():
         fetch_if_missing(discovery.searches[SEARCH].changed(changes).example_config(), silent)
-    check_metrics(discovery)
+    check_setup(discovery)
     try:
         _search(discovery, minutes, jobs, silent)
         best = finalists(discovery)
@@ -65,7 +65,9 @@ def discover(
         for problem, finalist, record in confirm(discovery, best, jobs):
             runs.append((problem, finalist, record))
             if not silent:
-                print(f"confirmed {finalist.label}, seed {record.config.seed}: {record.status}", file=sys.stderr)
+                name = "winner" if finalist.label == SEARCH else finalist.label
+                where = "" if problem == SEARCH else f" on {problem}"
+                print(f"confirmed {name}{where}, seed {record.config.seed}: {record.status}", file=sys.stderr)
     except KeyboardInterrupt:
         raise Interrupted("repeat the command to continue") from None
     document = discovery_document(discovery, best, runs)
@@ -86,8 +88,8 @@ def _search(discovery: Discovery, minutes: float | None, jobs: int | None, silen
             print(f"{name}, {trial}: {trial.error or outcome}", file=sys.stderr, flush=True)
 
 
-def _print_plan(discovery: Discovery, as_json: bool) -> None:
-    """Print the size of the space, and the numbers of candidates and runs."""
+def _print_plan(discovery: Discovery, minutes: float | None, as_json: bool) -> None:
+    """Print the size of the space, the rungs, the time limit, and the numbers of candidates and runs."""
     from fedflat.experiment.campaign.discover import problems
 
     file = discovery.file
@@ -97,7 +99,8 @@ def _print_plan(discovery: Discovery, as_json: bool) -> None:
         "excluded": discovery.excluded,
         "searches": list(discovery.searches) if as_json else ", ".join(discovery.searches),
         "candidates of each search": file.candidates,
-        "minutes": file.minutes,
+        "rungs": discovery.rungs if as_json else ", ".join(map(str, discovery.rungs)),
+        "minutes": minutes or file.minutes,
         "confirmation runs without ablation": len(file.confirm.seeds)
         * len(problems(discovery))
         * len(discovery.searches),
@@ -118,7 +121,8 @@ def _print_report(discovery: Discovery, document: dict[str, Any]) -> None:
     results = {
         "verdict": document["verdict"],
         "selection": selection_text(document),
-        "winner": document["finalists"][0]["command"],
         "report": discovery.out / "discover.md",
     }
     print_section(f"Best of {counted(len(document['candidates']['search']), 'candidate')}", key_values(results))
+    command = f"\n{document['finalists'][0]['command']}"  # outside the table, which would break its lines
+    screen().print(command, soft_wrap=True, highlight=False, markup=False)

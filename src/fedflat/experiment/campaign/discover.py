@@ -35,8 +35,9 @@ from fedflat.experiment.campaign.sweep_file import (
     extreme_values,
 )
 from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
-from fedflat.experiment.config import Config
-from fedflat.experiment.setup.problem import task_of
+from fedflat.experiment.config import Config, describe_difference
+from fedflat.experiment.setup.engine import check_precision
+from fedflat.experiment.setup.problem import build_problem, check_new_run, device_of
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import DamagedFile, create_folder, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record
@@ -105,6 +106,15 @@ class Discovery:
         """The slots and settings that every candidate has a value for."""
         return [name for name in self.searches[SEARCH].space if name in PART_REGISTRIES or name in SETTINGS]
 
+    @property
+    def rungs(self) -> list[int]:
+        """The rounds after which successive halving compares candidates."""
+        search = self.searches[SEARCH]
+        halving = search.tune.prune
+        assert isinstance(halving, Halving)
+        rungs = (halving.min_rounds * halving.reduction**power for power in itertools.count())
+        return list(itertools.takewhile(lambda rung: rung < search.example_config().training.rounds, rungs))
+
 
 def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
     """Check a space and plan its searches, without writing anything.
@@ -147,9 +157,23 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
         values = _applicable(one, {**extreme_values(one.space)[end], **slots})
         check_scoring(one.config(values, file.seeds[0]))
     discovery = Discovery(file, out, searches, valid, excluded)
-    for changes in problems(discovery).values():
-        searches[SEARCH].changed(changes).example_config()
+    _check_problems(discovery)
     return discovery
+
+
+def _check_problems(discovery: Discovery) -> None:
+    """Raise a ``UserError`` if a problem of the confirmation is invalid, or the same as another one."""
+    search = discovery.searches[SEARCH]
+    known = {"the search": search.example_config()}
+    for problem, changes in list(problems(discovery).items())[1:]:
+        try:
+            config = search.changed(changes).example_config()
+        except UserError as error:
+            raise UserError(f"confirm.also, {problem}: {error}") from None
+        for other, existing in known.items():
+            if not describe_difference(config, existing):
+                raise UserError(f"confirm.also: {problem} is the same problem as that of {other}; remove it")
+        known[problem] = config
 
 
 def _applicable(search: SlotSearch, values: Values) -> Values:
@@ -303,16 +327,23 @@ def problems(discovery: Discovery) -> dict[str, Values]:
     return named
 
 
-def check_metrics(discovery: Discovery) -> None:
-    """Raise a ``UserError`` if a problem of the confirmation has another metric than the search; loads the data."""
-    metrics = {
-        problem: task_of(discovery.searches[SEARCH].changed(changes).example_config()).metric
-        for problem, changes in problems(discovery).items()
-    }
-    for problem, metric in metrics.items():
-        if metric != metrics[SEARCH]:
+def check_setup(discovery: Discovery) -> None:
+    """Raise a ``UserError`` if a problem cannot be trained here, or has another metric than the search; loads data."""
+    search, metric = discovery.searches[SEARCH], ""
+    engine = search.example_config().engine
+    if device_of(search.example_config()).type == "cpu" and engine.name != "ray":
+        check_precision(engine.precision, on_gpu=False)
+    for problem, changes in problems(discovery).items():
+        config = search.changed(changes).example_config()
+        try:
+            built, partition = build_problem(config.changed(engine={"device": "cpu"}))
+            check_new_run(config, built.task.metric, partition)
+        except UserError as error:
+            raise UserError(f"confirm.also, {problem}: {error}" if changes else str(error)) from None
+        metric = metric or built.task.metric
+        if built.task.metric != metric:
             raise UserError(
-                f"confirm.also has a problem with another metric ({problem}: {metric} instead of {metrics[SEARCH]}), "
+                f"confirm.also has a problem with another metric ({problem}: {built.task.metric} instead of {metric}), "
                 "so results could not be compared; remove it"
             )
 

@@ -92,8 +92,8 @@ class Study:
             )
         if self.count() > self._tune.trials:
             raise UserError(
-                f"{out} already holds {self.count()} trials, more than tune.trials={self._tune.trials}; "
-                f"choose another --out, or set trials to {self.count()} or more"
+                f"{out} already holds {self.count()} trials, more than the {self._tune.trials} requested; "
+                f"choose another --out, or request {self.count()} or more"
             )
 
     def count(self) -> int:

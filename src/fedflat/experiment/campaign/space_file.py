@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -55,7 +55,7 @@ class SpaceFile(SettingsGroup):
     minutes: float | None = Field(None, gt=0, description="time limit of all searches together")
     seeds: list[int] = Field([0], min_length=1, description="seeds of every candidate, whose scores are averaged")
     halving: Halving | None = Field(None, description="default: rungs at 1/9 and 1/3 of the rounds")
-    sampler: str = Field("tpe", pattern="^(tpe|random)$", description="tpe (learns from earlier candidates) or random")
+    sampler: Literal["tpe", "random"] = Field("tpe", description="tpe (learns from earlier candidates) or random")
     sampler_seed: int = Field(0, ge=0, description="seed of the sampler")
     confirm: Confirmation = Field(Confirmation(), description="seeds and further problems of the confirmation")
     jobs: int | None = Field(None, ge=1, description="runs at the same time, each in its own process")

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -60,7 +60,7 @@ class Tune(SettingsGroup):
     trials: int = Field(20, ge=1, description="number of combinations to try")
     space: Space = Field(description="by setting: a list of values, or a range (low, high, log, whole, step)")
     seeds: list[int] = Field([0], min_length=1, description="seeds of every trial, whose scores are averaged")
-    sampler: str = Field("tpe", pattern="^(tpe|random)$", description="tpe (learns from earlier trials) or random")
+    sampler: Literal["tpe", "random"] = Field("tpe", description="tpe (learns from earlier trials) or random")
     sampler_seed: int = Field(0, ge=0, description="seed of the sampler")
     prune: bool | Halving = Field(
         False,
@@ -135,6 +135,9 @@ def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[st
             valid = {"keep": list(Keep.model_fields), **keys}.get(str(first["loc"][0]), known)
             raise one_of("key", key, valid, owner=f"{section} of {where}") from None
         message = first["msg"]
+        location = location.replace(f".{SearchRange.__name__}", "")  # the first member of a union
+        if first["type"] == "model_type" and first["ctx"]["class_name"] == SearchRange.__name__:
+            message = f"expected a list of values, or a range with {', '.join(SearchRange.model_fields)}"
         raise UserError(f"{where}: {location}: {message[0].lower()}{message[1:]}") from None
 
 
@@ -157,9 +160,9 @@ def check_names(names: Mapping[str, str], known_placeholders: set[str]) -> None:
     """
     for name, where in names.items():
         if full_name(name) not in SETTINGS and name not in known_placeholders:
-            raise one_of(
-                f"setting in {where}", name, SETTINGS | set(SHORT_NAMES) | known_placeholders, "fedflat settings"
-            )
+            known = SETTINGS | set(SHORT_NAMES) | known_placeholders
+            see = f"fedflat settings; no text contains {{{name}}}"
+            raise one_of(f"setting in {where}", name, known, see)
 
 
 def check_space(space: Space, section: str) -> None:

@@ -302,7 +302,9 @@ def _lock_next_trial(search: Search, study: Study, lock: ExitStack) -> int | Non
         The trial's number, or None if all trials are finished or held by other processes.
     """
     with locked(search.out, wait=True):
-        abandoned = [number for number in study.unfinished() if is_free(search.folder(number))]
+        free = {number for number in study.unfinished() if is_free(search.folder(number))}
+        # A trial may finish between the two checks. Nobody else can lock one now, so the others are abandoned.
+        abandoned = [number for number in study.unfinished() if number in free]
         if not abandoned and study.count() >= search.tune.trials:
             return None
         number = abandoned[0] if abandoned else study.ask()

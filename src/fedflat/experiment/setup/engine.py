@@ -77,7 +77,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     if settings.name == "ray" and user_objects is not None:
         return ray_engine(config, problem, user_objects)
     on_gpu = problem.device.type == "cuda"
-    _check_precision(settings.precision, on_gpu)
+    check_precision(settings.precision, on_gpu)
     should_compile = settings.compile == "on"
     is_streamed = isinstance(problem.data.train.inputs, StreamedTensor)
     if is_streamed and settings.name == "lanes":
@@ -112,7 +112,7 @@ def total_steps(config: Config, examples: int) -> int:
     return training.rounds * clients_per_round * local_steps
 
 
-def _check_precision(precision: str, on_gpu: bool) -> None:
+def check_precision(precision: str, on_gpu: bool) -> None:
     """Reject bf16 and warn about TF32 on a device that does not have them."""
     if precision == "bf16" and not on_gpu:
         raise UserError("engine.precision=bf16 needs a GPU, but this run is on the CPU; use float32")

@@ -139,7 +139,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        message = " ".join(str(error).split()).replace('in "<unicode string>", line', "at line")
+        raise UserError(f"{path} is not valid YAML: {message}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} contains no settings; expected a YAML mapping such as 'algorithm: fedavg'")
     return values
