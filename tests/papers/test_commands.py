@@ -144,8 +144,10 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     assert document["missing_data"] == ["cifar100"]
     # 9 runs of 1,000 rounds, each with 10 clients of 500 images for 5 epochs, at about 46,000 gradients per second
     assert 9 * 1000 * 25_000 / 46_000 < document["gpu"]["seconds"] < 1.5 * 9 * 1000 * 25_000 / 46_000
+    skipped = fedflat("reproduce", "wima/table3", "--dry-run").stdout
+    assert "4 cells: ImageNet weights" in skipped and "time on" not in skipped and "algorithm" not in skipped
     unknown = fedflat("reproduce", "wima/table3", "--set", "init=w.pt", "--dry-run").stdout
-    assert "unknown (no measured speed of mobilenetv2)" in unknown
+    assert "unknown (not measured: speed of mobilenetv2)" in unknown
     shown = fedflat("reproduce", "wima", "--seeds", "1", "--dry-run", "--no-probe").stdout
     runs = [int(count) for count in re.findall(r"^runs +(\d+) with", shown, re.MULTILINE)]
     total = re.search(r"^all tables +(\d+) distinct runs, [\d,]+ rounds remaining", shown, re.MULTILINE)

@@ -245,10 +245,10 @@ def _shown_gpu_time(runs: Sequence[PlannedExperiment]) -> str:
     from fedflat.papers.cost import HARDWARE, gpu_time
 
     time = gpu_time(runs)
-    unmeasured = f"no measured speed of {', '.join(time.unknown)}"
+    unmeasured = f"not measured: {', '.join(time.unknown)}"
     if not time.runs:
         return f"unknown ({unmeasured})" if time.unknown else "none"
-    rest = f", without {counted(len(runs) - time.runs, 'run')}: {unmeasured}" if time.unknown else ""
+    rest = f", without {counted(len(runs) - time.runs, 'run')} ({unmeasured})" if time.unknown else ""
     return f"about {shown_seconds(time.seconds)} on one {HARDWARE} in bf16, from measured rounds{rest}"
 
 
@@ -259,7 +259,7 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
         "runs": f"{work.runs} with {counted(len(plan.seeds), 'seed')}, {work.done} finished",
         "rounds": f"{shown_count(work.rounds)} remaining",
     }
-    if not plan.deviations.small:
+    if plan.runs and not plan.deviations.small:
         reason = f" ({work.reason})" if work.reason else ""
         estimate = f"about {shown_seconds(work.seconds)} (estimated)"
         lines["time on this machine"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
@@ -287,7 +287,8 @@ def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
                 [config.algorithm, config.model, data.dataset, data.partition, per_round, epochs, training.rounds]
             )
     columns = ("algorithm", "model", "data", "partition", "per round", "epochs", "rounds")
-    screen().print("", table(columns, rows, numeric=columns[4:]), "")
+    if rows:
+        screen().print("", table(columns, rows, numeric=columns[4:]), "")
 
 
 def _print_total(plans: Sequence[ReproductionPlan]) -> None:
