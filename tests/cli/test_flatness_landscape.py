@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ def test_user_errors_are_one_line(fedflat: Fedflat, finished: Path, arguments: t
     assert result.stderr.count("\n") == 1
 
 
-def test_short_names_are_distinct(finished: Path, compared: Path) -> None:
+def test_short_names_are_distinct(finished: Path, compared: Path, tmp_path: Path) -> None:
     def names(*texts: object) -> list[str]:
         return short_names([open_model_or_client(str(text), device="cpu") for text in texts])
 
@@ -157,6 +158,8 @@ def test_short_names_are_distinct(finished: Path, compared: Path) -> None:
     assert names(finished, f"{finished}:server") == ["wima", "server"]
     assert names(finished, one, f"{one}:client2") == ["fedmoswa+wima", "fedavg", "fedavg (client2)"]
     assert names(f"{finished}:server", one) == ["fedmoswa", "fedavg"]  # as in comparisons
+    copies = [Path(copytree(one, tmp_path / alpha / "seed-0")) for alpha in ("alpha-0", "alpha-1k")]
+    assert names(*copies) == ["alpha-0/seed-0:server", "alpha-1k/seed-0:server"]
 
 
 def test_progress_lines_when_piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from fedflat.cli.application import app
 from fedflat.papers import find_table, papers
-from fedflat.papers.pictures import picture_commands
+from fedflat.papers.outcome import CellOutcome
+from fedflat.papers.pictures import bar_chart, picture_commands
 from fedflat.papers.plan import Deviations, make_plan
 
 WIDE = {"COLUMNS": "250"}
@@ -144,8 +145,10 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     assert document["missing_data"] == ["cifar100"]
     # 9 runs of 1,000 rounds, each with 10 clients of 500 images for 5 epochs, at about 46,000 gradients per second
     assert 9 * 1000 * 25_000 / 46_000 < document["gpu"]["seconds"] < 1.5 * 9 * 1000 * 25_000 / 46_000
+    skipped = fedflat("reproduce", "wima/table3", "--dry-run").stdout
+    assert "4 cells: ImageNet weights" in skipped and "time on" not in skipped and "algorithm" not in skipped
     unknown = fedflat("reproduce", "wima/table3", "--set", "init=w.pt", "--dry-run").stdout
-    assert "unknown (no measured speed of mobilenetv2)" in unknown
+    assert "unknown (not measured: speed of mobilenetv2)" in unknown
     shown = fedflat("reproduce", "wima", "--seeds", "1", "--dry-run", "--no-probe").stdout
     runs = [int(count) for count in re.findall(r"^runs +(\d+) with", shown, re.MULTILINE)]
     total = re.search(r"^all tables +(\d+) distinct runs, [\d,]+ rounds remaining", shown, re.MULTILINE)
@@ -293,6 +296,19 @@ def test_every_panel_of_a_figure_is_drawn(fedflat):
     for_each = find_table("eccv/figure16")
     plan = make_plan(for_each, list(for_each.cells.values()), [0], Path("out"), Deviations())
     assert len(set(picture_commands(plan, Path("out")))) == 9
+
+
+def test_accuracy_under_corruptions_is_drawn_as_bars(fedflat):
+    arguments = ("reproduce", "eccv/figure6", "--cells", "fedavg/*", "--cells", "fedasam/cifar10-c", *SMALL)
+    document = json.loads(fedflat(*arguments, "--rounds", "1", "--json").stdout)
+    assert Path(document["chart"]).name == "figure6.png" and Path(document["chart"]).exists()
+    cells = find_table("eccv/figure6").cells
+    means = {"fedavg/cifar10-c": 61.0, "fedavg/cifar100-c": 23.0, "fedasam/cifar10-c": 72.0}
+    figure = bar_chart([CellOutcome(cells[name], (mean,), "ran") for name, mean in means.items()])
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["CIFAR10-C", "CIFAR100-C"]
+    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
+    assert heights == {"FedAvg": [61.0, 23.0], "FedASAM": [72.0]}
 
 
 def test_planes_of_local_models_and_clients_over_rounds_at_small_scale(fedflat):

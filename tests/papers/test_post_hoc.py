@@ -11,6 +11,7 @@ import torch
 
 import fedflat
 from fedflat.data import Examples, load
+from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.analysis.run_model import open_model
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.flatness import Operator
@@ -102,6 +103,20 @@ def test_accuracy_and_output_norm_on_client_data(record):
         norms.append(float(logits.norm(dim=1).mean()))
     assert of(record, OnClients()) == pytest.approx(np.mean(accuracies))
     assert of(record, Features()) == pytest.approx(np.mean(norms), rel=1e-5)
+
+
+def test_few_clients_and_examples_at_small_scale(record, monkeypatch):
+    monkeypatch.setattr(post_hoc, "SMALL_SAMPLE", {"clients": 2, "examples": 5})
+    sizes, real = [], FixedSample.objective
+    monkeypatch.setattr(
+        FixedSample, "objective", lambda self, model, at: sizes.append(len(at)) or real(self, model, at)
+    )
+    (record.folder.path / FILE).unlink(missing_ok=True)
+    assert of(record, ClientEigenvalue(), small=True) > 0 and of(record, Features(), small=True) > 0
+    assert set(sizes) == {5}
+    stored = json.loads((record.folder.path / FILE).read_text())
+    assert len(stored["features, server"]) == 2
+    (record.folder.path / FILE).unlink()
 
 
 def test_generated_corruptions_grow_with_severity(record):

@@ -32,7 +32,7 @@ class GpuTime:
     Attributes:
         seconds: time of the runs that can be estimated.
         runs: number of these runs.
-        unknown: models whose speed is unknown, and datasets whose size is unknown; their runs are not estimated.
+        unknown: what is missing for the other runs, e.g. ``speed of vgg11`` or ``size of femnist``.
     """
 
     seconds: float
@@ -47,9 +47,9 @@ def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
     for run in runs:
         speed, sizes = speeds().get(run.config.model), dataset_sizes(run.config.data.dataset)
         if speed is None:
-            unknown[run.config.model] = None
+            unknown[f"speed of {run.config.model}"] = None
         elif sizes is None:
-            unknown[run.config.data.dataset] = None
+            unknown[f"size of {parse(run.config.data.dataset)[0].name}"] = None
         else:
             gradients = _count_gradients(run.config, sizes, run.rounds_left)
             seconds, count = seconds + gradients / speed, count + 1

@@ -1,13 +1,19 @@
-"""The commands that draw a figure of a paper from its runs."""
+"""Figures of the papers: the commands that draw them from runs, and bars of measured numbers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fedflat.papers.library import find_table
+from fedflat.papers.outcome import CellOutcome
 from fedflat.papers.plan import ReproductionPlan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(?: ([^}]+))?\}")
 FEWEST_IN_PLANE = 3
@@ -60,3 +66,19 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
         repeated = dict.fromkeys(first_runs.values()) if "{each}" in command else [""]
         commands += [fill(command, each) for each in repeated]
     return [command for command in commands if command]
+
+
+def bar_chart(outcomes: Sequence[CellOutcome]) -> Figure:
+    """Draw the measured numbers of a table's cells: one group of bars per column, one bar per row."""
+    from fedflat.reporting.figures.bars import grouped_bars
+
+    table = find_table(outcomes[0].cell.table)
+    places = list(table.cells)
+    columns = ["\n".join(labels) for labels in table.columns]
+    rows: dict[str, dict[str, tuple[float, float | None]]] = {}
+    for outcome in outcomes:
+        if outcome.mean is not None:
+            row, column = divmod(places.index(outcome.cell.name), len(columns))
+            rows.setdefault(table.rows[row][1], {})[columns[column]] = outcome.mean, outcome.spread
+    measured = [column for column in columns if any(column in values for values in rows.values())]
+    return grouped_bars(measured, rows, f"measured, {outcomes[0].cell.unit}")

@@ -37,6 +37,8 @@ FILE = "measured.json"
 """In the folder of a run: all measurements of its models, by name."""
 EVERY_CLIENT = 1_000_000
 """A number of clients that no dataset exceeds."""
+SMALL_SAMPLE = {"clients": 10, "examples": 20}
+"""At small scale: number of clients whose features are measured, and of examples for a client's curvature."""
 
 
 class ModelQuery(NamedTuple):
@@ -146,12 +148,17 @@ class _ModelMeasurements:
         replay = replay_after(server)
         cohort = replay.clients(None)  # None: the clients that would be sampled
         local_models = replay.local_models(cohort, replay.train(cohort))
-        return FixedSample(server.problem, server.partition, FlatnessSettings()).local_curvature(local_models, cohort)
+        return self._sample(server).local_curvature(local_models, cohort)
 
     def _features(self, model: str) -> dict[str, Any]:
         """Compute, by client, the mean norm ||f(x)|| of the model's output over the client's examples x."""
-        opened, settings = self._open(model), FlatnessSettings(clients=EVERY_CLIENT)
-        return FixedSample(opened.problem, opened.partition, settings).features(opened.state)
+        opened = self._open(model)
+        return self._sample(opened).features(opened.state)
+
+    def _sample(self, model: RunModel) -> FixedSample:
+        """Return a sample of examples and every client, or few of both at small scale."""
+        settings = FlatnessSettings(**SMALL_SAMPLE) if self.small else FlatnessSettings(clients=EVERY_CLIENT)
+        return FixedSample(model.problem, model.partition, settings)
 
     def _evaluate(self, part: str, model: str, **options: Any) -> dict[str, Any]:
         """Evaluate a model; return its metrics and, as ``metric``, the name of the primary one.

@@ -104,6 +104,8 @@ class TableFile(PaperData):
     """Name of the cell that represents the table when only one cell is run, e.g. at small scale."""
     picture: list[str] = []
     """The commands that draw a figure, with placeholders such as {models}; see ``pictures``."""
+    bars: bool = False
+    """Whether ``fedflat reproduce`` draws the measured numbers as bars."""
     states: list[Statement] = []
     notes: list[Note] = []
 

@@ -116,9 +116,10 @@ def reproduce(
         measured, failure = _run(plan, folder, jobs, silent, record)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
-        documents.append(_result_document(plan, work, outcomes, folder))
+        chart = _write_chart(paper_table, outcomes, folder)
+        documents.append(_result_document(plan, work, outcomes, folder, chart))
         if not as_json:
-            _print_outcomes(plan, outcomes, folder)
+            _print_outcomes(plan, outcomes, folder, chart)
         if failure is not None:
             break
     if not dry_run:
@@ -245,10 +246,10 @@ def _shown_gpu_time(runs: Sequence[PlannedExperiment]) -> str:
     from fedflat.papers.cost import HARDWARE, gpu_time
 
     time = gpu_time(runs)
-    unmeasured = f"no measured speed of {', '.join(time.unknown)}"
+    unmeasured = f"not measured: {', '.join(time.unknown)}"
     if not time.runs:
         return f"unknown ({unmeasured})" if time.unknown else "none"
-    rest = f", without {counted(len(runs) - time.runs, 'run')}: {unmeasured}" if time.unknown else ""
+    rest = f", without {counted(len(runs) - time.runs, 'run')} ({unmeasured})" if time.unknown else ""
     return f"about {shown_seconds(time.seconds)} on one {HARDWARE} in bf16, from measured rounds{rest}"
 
 
@@ -259,7 +260,7 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
         "runs": f"{work.runs} with {counted(len(plan.seeds), 'seed')}, {work.done} finished",
         "rounds": f"{shown_count(work.rounds)} remaining",
     }
-    if not plan.deviations.small:
+    if plan.runs and not plan.deviations.small:
         reason = f" ({work.reason})" if work.reason else ""
         estimate = f"about {shown_seconds(work.seconds)} (estimated)"
         lines["time on this machine"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
@@ -287,7 +288,8 @@ def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
                 [config.algorithm, config.model, data.dataset, data.partition, per_round, epochs, training.rounds]
             )
     columns = ("algorithm", "model", "data", "partition", "per round", "epochs", "rounds")
-    screen().print("", table(columns, rows, numeric=columns[4:]), "")
+    if rows:
+        screen().print("", table(columns, rows, numeric=columns[4:]), "")
 
 
 def _print_total(plans: Sequence[ReproductionPlan]) -> None:
@@ -318,8 +320,20 @@ def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any
     }
 
 
-def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path) -> None:
-    """Print one row per cell, the rule for verdicts, how many cells have each verdict, and where the runs are."""
+def _write_chart(table: PaperTable, outcomes: Sequence[CellOutcome], folder: Path) -> Path | None:
+    """Draw the measured numbers of a figure that consists of bars; return the path, or None for other figures."""
+    from fedflat.papers.pictures import bar_chart
+    from fedflat.reporting.figures.files import write_figure
+
+    if not table.file.bars or all(outcome.mean is None for outcome in outcomes):
+        return None
+    path = folder / f"{table.name}.png"
+    write_figure(bar_chart(outcomes), path)
+    return path
+
+
+def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path, chart: Path | None) -> None:
+    """Print one row per cell, the rule for verdicts, how many cells have each verdict, and where the files are."""
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME_COLUMNS, outcome_rows
@@ -342,6 +356,8 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     console.print(f"{plan.table.full_name}: {verdicts}", style="bold")
     files: dict[str, object] = {"runs": folder}
+    if chart is not None:
+        files["chart"] = chart
     console.print(key_values(files))
     for command in picture_commands(plan, folder):
         console.print(f"picture: {command}", soft_wrap=True, highlight=False, markup=False)
@@ -363,7 +379,7 @@ def _verdict_rule(plan: ReproductionPlan) -> str:
 
 
 def _result_document(
-    plan: ReproductionPlan, work: RemainingWork, outcomes: Sequence[CellOutcome], folder: Path
+    plan: ReproductionPlan, work: RemainingWork, outcomes: Sequence[CellOutcome], folder: Path, chart: Path | None
 ) -> dict[str, Any]:
     """Return the outcome of a table as JSON-compatible values."""
     from fedflat.papers.document import outcomes_document
@@ -377,6 +393,7 @@ def _result_document(
         "cost": vars(work),
         "rule": _verdict_rule(plan),
         "pictures": picture_commands(plan, folder),
+        "chart": chart,
         "cells": outcomes_document(outcomes),
     }
 

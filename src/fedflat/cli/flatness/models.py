@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -261,7 +262,7 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
 
     Models of a single run are named by model and round. Otherwise the name is that of the model's row in comparisons,
     with the round unless it is the last. If two names coincide, the seed is added; if they still coincide, labels are
-    used.
+    used, without the folders that all of them share.
     """
     runs = {model.label.partition(":")[0] for model in models}
     if len(runs) == 1 and len(models) > 1:
@@ -271,7 +272,11 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
     if len(set(names)) == len(names):
         return names
     with_seeds = [f"{_algorithm_and_model(model)} (seed {model.record.config.seed})" for model in models]
-    return with_seeds if len(set(with_seeds)) == len(with_seeds) else [model.label for model in models]
+    if len(set(with_seeds)) == len(with_seeds):
+        return with_seeds
+    paths = [model.label.split("/") for model in models]
+    shared = len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
+    return ["/".join(path[shared:]) for path in paths]
 
 
 def _model_and_round(model: RunModel) -> str:
