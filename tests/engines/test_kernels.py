@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -128,18 +128,34 @@ def passes(model: nn.Module, images: torch.Tensor, weighting: torch.Tensor) -> t
 
 @needs_compiler
 @pytest.mark.parametrize("name", CHAINS)
-def test_outputs_and_gradients_agree_with_torch(name: str) -> None:
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_outputs_and_gradients_agree_with_torch(name: str, channels_last: bool) -> None:
     torch.manual_seed(0)
-    model, shape = CHAINS[name]
+    model, shape = copy.deepcopy(CHAINS[name][0]), CHAINS[name][1]
     images = torch.randn(shape)
     weighting = torch.randn(shape[0], model(images.clone()).shape[1])
-    result = passes(model.float(), images, weighting)
-    expected = model.double()(images.double())
+    if channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    result = passes(model, images, weighting)
+    expected = model.double()(images.double().contiguous())
     gradients = torch.autograd.grad((expected * weighting).sum(), list(model.parameters()))
     named = zip((name for name, _ in model.named_parameters()), gradients, strict=True)
     for here, there in zip(result, (expected, Layout.of_parameters(model).flatten(dict(named))), strict=True):
         assert here.shape == there.shape
         assert torch.allclose(here.double(), there, rtol=1e-5, atol=1e-5 * float(there.detach().abs().max()))
+
+
+@needs_compiler
+def test_two_batch_sizes_in_one_process() -> None:
+    """Rows of the output have fewer numbers than a vector at batch size 8."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 4), nn.Flatten())
+    for examples in (8, 16, 32, 8):
+        images, weighting = torch.randn(examples, 3, 4, 4), torch.randn(examples, 8)
+        expected = torch.autograd.grad((model(images) * weighting).sum(), list(model.parameters()))
+        gradient = passes(model, images, weighting)[1]
+        assert torch.allclose(gradient[-8:], expected[1], rtol=1e-5, atol=1e-5)
+        assert torch.allclose(gradient[:-8].view(8, 4, 4, 3).permute(0, 3, 1, 2), expected[0], rtol=1e-5, atol=1e-5)
 
 
 @needs_compiler
@@ -234,6 +250,14 @@ class Branching(Tapped):
         return super().forward(images if images.sum() > 0 else -images)
 
 
+class Storing(Tapped):
+    """Stores what it computes."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.features = self.convolution(images).mean((2, 3))
+        return self.last(torch.cat([self.features, self.features], 1))
+
+
 class Shared(nn.Module):
     """Applies the same layer twice."""
 
@@ -257,17 +281,60 @@ def with_a_frozen_layer() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("model", [Tapped, Branching, Shared, with_a_hook, with_a_frozen_layer])
+def with_a_forward_of_its_own() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+    model[2].forward = lambda inputs: 2 * nn.functional.linear(inputs, model[2].weight)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model", [Tapped, Branching, Storing, Shared, with_a_hook, with_a_frozen_layer, with_a_forward_of_its_own]
+)
 def test_models_that_are_no_chain_are_left_to_torch(model: Any) -> None:
-    assert not a_problem(model()).suits_kernels(16)
+    problem = a_problem(model())
+    before = set(vars(problem.model))
+    assert not problem.suits_kernels(16)
+    assert set(vars(problem.model)) == before, "tracing leaves nothing behind"
+
+
+class Doubled(nn.Sequential):
+    """Computes something else when it is called than its ``forward`` does."""
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 2 * super().__call__(inputs)
+
+
+class Detached(nn.Sequential):
+    """Does not train its convolution, which a trace does not show."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            images = self[0](images)
+        return self[2](self[1](images))
 
 
 @needs_compiler
-def test_kernels_that_disagree_with_torch_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChainKernels, "backward", lambda self, weights, *_: torch.zeros_like(weights))
-    problem = a_problem(nn.Sequential(nn.Conv2d(3, 5, 4), nn.Flatten(), nn.Linear(125, 4)))
-    with pytest.warns(UserWarning, match="different output"):
-        assert_gradients_agree(problem)
+@pytest.mark.parametrize("model_class", [Doubled, Detached])
+def test_differences_are_noticed_even_if_the_last_layer_is_zero(model_class: Any) -> None:
+    model = model_class(nn.Conv2d(3, 5, 4), nn.Flatten(), nn.Linear(125, 4))
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    problem = a_problem(model)
+    assert problem.suits_kernels(16)
+    with pytest.warns(UserWarning, match="something else"):
+        problem.use_kernels(16)
+    assert problem.kernel_source is None
+
+
+@needs_compiler
+def test_unused_parameters_have_no_gradient() -> None:
+    model = Tutorial()
+    model.auxiliary = nn.Linear(30, 20)
+    for _ in range(3):
+        torch.empty_like(torch.nn.utils.parameters_to_vector(model.parameters())).fill_(torch.nan)  # memory to reuse
+        gradient = passes(model, torch.randn(18, 2, 8, 4), torch.ones(18, 3))[1]
+        assert torch.equal(gradient[-620:], torch.zeros(620))
+        assert float(gradient[:-620].abs().sum()) > 0
 
 
 def test_without_a_working_compiler_torch_computes_the_gradient(
@@ -278,9 +345,7 @@ def test_without_a_working_compiler_torch_computes_the_gradient(
     problem = a_problem(nn.Sequential(nn.Conv2d(3, 6, 4), nn.Flatten(), nn.Linear(150, 4)))
     with pytest.warns(UserWarning, match="could not be compiled"):
         assert_gradients_agree(problem)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        problem.loss_and_gradient(problem.initial_state()[0], {}, problem.batch(torch.arange(16), {}))
+    assert problem.batch(torch.arange(16), {}).inputs.is_contiguous(memory_format=torch.channels_last)
 
 
 @needs_compiler

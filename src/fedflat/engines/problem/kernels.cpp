@@ -4,21 +4,28 @@
 // EXAMPLES, the batch size, is defined before this text, and the network's two functions after it.
 
 #if defined(__AVX512F__)
-constexpr long WIDEST = 16, REGISTERS = 32;
+constexpr long MAX_LANES = 16, REGISTERS = 32;
 #elif defined(__AVX__)
-constexpr long WIDEST = 8, REGISTERS = 16;
+constexpr long MAX_LANES = 8, REGISTERS = 16;
 #elif defined(__aarch64__)
-constexpr long WIDEST = 4, REGISTERS = 32;
+constexpr long MAX_LANES = 4, REGISTERS = 32;
 #else
-constexpr long WIDEST = 4, REGISTERS = 16;
+constexpr long MAX_LANES = 4, REGISTERS = 16;
 #endif
-template <typename T>
-static inline void swap(T& a, T& b) { const T c = a; a = b; b = c; }
 #define UNROLLED _Pragma("GCC unroll 32") for
+
+namespace {  // every library has its own: names do not tell the batch size
 
 constexpr long minimum(long a, long b) { return a < b ? a : b; }
 constexpr long maximum(long a, long b) { return a < b ? b : a; }
-constexpr long divide_up(long a, long b) { return (a + b - 1) / b; }
+constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
+
+template <typename T>
+inline void swap(T& a, T& b) {
+  const T c = a;
+  a = b;
+  b = c;
+}
 
 // The largest divisor of a number that does not exceed a limit.
 constexpr long largest_divisor(long number, long limit) {
@@ -27,8 +34,8 @@ constexpr long largest_divisor(long number, long limit) {
   return largest;
 }
 
-// The numbers of a vector, which must not be longer than the axis that it runs along.
-constexpr long lanes_along(long axis, long lanes = WIDEST) { return lanes > axis ? lanes_along(axis, lanes / 2) : lanes; }
+// Lanes of the vectors along an axis: the largest of MAX_LANES, MAX_LANES / 2, ... that fits it.
+constexpr long lanes_along(long axis, long lanes = MAX_LANES) { return lanes > axis ? lanes_along(axis, lanes / 2) : lanes; }
 
 template <long LANES>
 struct VectorOf {
@@ -37,17 +44,17 @@ struct VectorOf {
 
 // Vectors are read from and written to any address.
 template <typename Vector>
-static inline Vector load(const float* at) {
+inline Vector load(const float* at) {
   Vector value;
   __builtin_memcpy(&value, at, sizeof value);
   return value;
 }
 template <typename Vector>
-static inline void store(float* at, Vector value) {
+inline void store(float* at, Vector value) {
   __builtin_memcpy(at, &value, sizeof value);
 }
 template <typename Vector>
-static inline float total(Vector lanes) {
+inline float total(Vector lanes) {
   float sum = 0;
   for (unsigned lane = 0; lane < sizeof lanes / sizeof sum; ++lane) sum += lanes[lane];
   return sum;
@@ -55,7 +62,7 @@ static inline float total(Vector lanes) {
 
 // out[column, row] = in[row, column]
 template <long ROWS, long COLUMNS>
-static void transpose(const float* in, float* out) {
+void transpose(const float* in, float* out) {
   constexpr long BLOCK = 16;
   for (long from = 0; from < COLUMNS; from += BLOCK)
     for (long row = 0; row < ROWS; ++row)
@@ -65,7 +72,7 @@ static void transpose(const float* in, float* out) {
 
 // Copies rows of COLUMNS * EXAMPLES numbers, with PADDING columns of zeros on both sides.
 template <long ROWS, long COLUMNS, long PADDING>
-static void pad_columns(const float* in, float* out) {
+void pad_columns(const float* in, float* out) {
   constexpr long SIZE = COLUMNS * EXAMPLES, BORDER = PADDING * EXAMPLES;
   for (long row = 0; row < ROWS; ++row, in += SIZE, out += SIZE + 2 * BORDER) {
     __builtin_memset(out, 0, BORDER * sizeof(float));
@@ -76,11 +83,11 @@ static void pad_columns(const float* in, float* out) {
 
 // Matrix product: out[r, c] = bias[r] + sum over k of left[r * ROW_STRIDE + k * INNER_STRIDE] * right[k, c]
 template <long ROWS, long INNER, long COLUMNS, long ROW_STRIDE, long INNER_STRIDE>
-static void multiply(const float* left, const float* right, const float* bias, float* out) {
+void multiply(const float* left, const float* right, const float* bias, float* out) {
   constexpr long LANES = lanes_along(COLUMNS);
   using Vector = typename VectorOf<LANES>::type;
-  // Three quarters of the registers hold sums. Few columns are computed together.
-  constexpr long WIDTH = divide_up(COLUMNS, LANES), ACROSS = WIDTH < 6 ? WIDTH : 3, STEP = ACROSS * LANES;
+  // Three quarters of the registers hold sums. If there are few columns, one pass computes all of them.
+  constexpr long WIDTH = ceil_div(COLUMNS, LANES), ACROSS = WIDTH < 6 ? WIDTH : 3, STEP = ACROSS * LANES;
   constexpr long DOWN = largest_divisor(ROWS, REGISTERS * 3 / 4 / ACROSS);
   for (long from = 0; from < COLUMNS; from += STEP)
     for (long r = 0; r < ROWS; r += DOWN) {
@@ -102,7 +109,7 @@ static void multiply(const float* left, const float* right, const float* bias, f
 }
 
 template <long ROWS>
-static void sum_over_examples(const float* in, float* out) {
+void sum_over_examples(const float* in, float* out) {
   for (long row = 0; row < ROWS; ++row) {
     float sum = 0;
     for (long e = 0; e < EXAMPLES; ++e) sum += in[row * EXAMPLES + e];
@@ -261,12 +268,14 @@ struct MaxPool {
 };
 
 template <long SIZE>
-static void relu(float* values) {
+void relu(float* values) {
   for (long j = 0; j < SIZE; ++j) values[j] = values[j] < 0 ? 0 : values[j];  // keeps NaN
 }
 
 // The gradient of ReLU, given its output.
 template <long SIZE>
-static void relu_gradient(const float* out, float* gradient) {
-  for (long j = 0; j < SIZE; ++j) gradient[j] = out[j] > 0 ? gradient[j] : 0;
+void relu_gradient(const float* out, float* gradient) {
+  for (long j = 0; j < SIZE; ++j) gradient[j] = out[j] <= 0 ? 0 : gradient[j];  // as torch does for NaN
 }
+
+}  // namespace

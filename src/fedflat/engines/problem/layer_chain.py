@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 Window = tuple[int, int]
 
@@ -84,11 +85,12 @@ def source_of_model(
 
 def layer_chain(model: nn.Module) -> list[Layer] | None:
     """The layers of a model in order; None if it is not a chain of layers that the kernels compute."""
-    if any(_has_hooks(module) for module in model.modules()):
+    if any(_is_changed(module) for module in model.modules()):
         return None
     try:
-        nodes = list(fx.symbolic_trace(model).graph.nodes)
-    except Exception:  # forward functions fail in many ways if they are traced
+        # ``forward`` runs on a copy, because it may store what it computes.
+        nodes = list(fx.symbolic_trace(copy.deepcopy(model).train()).graph.nodes)
+    except Exception:  # models fail in many ways if they are copied or traced
         return None
     layers: list[Layer] = []
     for before, node in pairwise(nodes):
@@ -105,26 +107,28 @@ def layer_chain(model: nn.Module) -> list[Layer] | None:
     return _pooled_before_relu(layers)
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def _is_changed(module: nn.Module) -> bool:
+    """Whether a module has hooks, or a ``forward`` of its own."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    return any(hooks) or "forward" in vars(module)
 
 
 def _layer(model: nn.Module, node: fx.Node) -> Layer | nn.Identity | None:
     """The layer of a node in a model's graph; None if there is no kernel for it."""
     if node.op == "call_module":
         return _module_layer(str(node.target), model.get_submodule(str(node.target)))
-    others = (*node.args[1:], *node.kwargs.values())
-    if node.target in (torch.relu, F.relu, "relu"):
-        return None if any(others) else Relu()
-    if node.target in (torch.flatten, "flatten") and others == (1,):
-        return Flatten()
-    if node.target in ("view", "reshape") and others[:1] == (-1,) and len(others) == 2:
+    others, options = node.args[1:], node.kwargs
+    if node.target in (torch.relu, F.relu, "relu"):  # an activation is used only once, so it may change in place
+        return Relu()
+    if node.target in (torch.flatten, "flatten"):
+        return Flatten() if (others, options) in (((1,), {}), ((), {"start_dim": 1})) else None
+    if node.target in ("view", "reshape") and others[:1] == (-1,) and len(others) == 2 and not options:
         return Flatten(others[1] if isinstance(others[1], int) else -1)
-    if node.target is F.max_pool2d and len(node.args) == 2:
-        options = dict(node.kwargs)
-        standard = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-        return Pool(_pair(node.args[1])) if all(options[name] == standard[name] for name in options) else None
+    if node.target is F.max_pool2d:
+        window, stride = (*others, *(options[name] for name in ("kernel_size", "stride") if name in options), None)[:2]
+        rest = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+        is_plain = len(others) < 3 and all(options.get(name, value) == value for name, value in rest.items())
+        return Pool(_pair(window)) if is_plain and stride in (None, window, _pair(window)) else None
     return None
 
 
@@ -173,17 +177,23 @@ class ChainSource:
 
     Attributes:
         batch_size: number of examples.
+        shape: shape of one example.
         text: the C++ functions ``forward`` and ``backward``, to be compiled after ``kernels.cpp``.
         classes: length of the output of each example.
-        memory: numbers that the forward pass keeps for the backward pass.
-        scratch: numbers that the backward pass needs in addition.
+        memory: floats that the forward pass keeps for the backward pass.
+        scratch: floats that the backward pass needs in addition.
     """
 
     batch_size: int
+    shape: tuple[int, ...]
     text: str
     classes: int
     memory: int
     scratch: int
+
+    def fits(self, inputs: Tensor) -> bool:
+        """Whether a batch has the shape and type that the functions read."""
+        return inputs.shape == (self.batch_size, *self.shape) and inputs.dtype == torch.float32
 
 
 class _Writer:
@@ -197,7 +207,8 @@ class _Writer:
         self.shape, self.offsets, self.examples = tuple(shape), offsets, examples
         self.forward: list[str] = []
         self.backward: list[list[str]] = []
-        self.largest, self.extra, self.trained = 0, 0, False
+        self.largest, self.extra = 0, 0  # sizes
+        self.needs_gradient = False  # whether a layer so far has parameters
         self.memory = 0
         self.position = self.reserve(*shape)
         self.forward.append(f"transpose<EXAMPLES, {math.prod(shape)}>(images, memory);")
@@ -237,7 +248,7 @@ class _Writer:
         calls = [f"{here}::weight_gradient({image}, down, gradient + {weight});"]
         if bias is not None:
             calls.append(f"{here}::bias_gradient(down, gradient + {bias});")
-        if self.trained:
+        if self.needs_gradient:
             border = kernel_width - 1 - padding_columns
             self.reserve_extra(out, out_height, out_width + 2 * border)
             there = (
@@ -263,7 +274,7 @@ class _Writer:
         ]
         if bias is not None:
             calls.append(f"sum_over_examples<{out}>(down, gradient + {bias});")
-        if self.trained:
+        if self.needs_gradient:
             calls.append(
                 f"multiply<{features}, {out}, EXAMPLES, 1, {features}>(weights + {weight}, down, nullptr, up);"
             )
@@ -272,20 +283,22 @@ class _Writer:
     def finish(self, calls: list[str]) -> None:
         """Add the backward pass of a layer with parameters; the first one's inputs need no gradient."""
         self.backward.append([*calls, "swap(down, up);"])
-        self.trained = True
+        self.needs_gradient = True
 
     def pool(self, layer: Pool) -> None:
         (channels, height, width), (window_height, window_width) = self.shape, layer.window
         image, output = self.move_to(channels, height // window_height, width // window_width)
         here = f"MaxPool<{channels}, {height}, {width}, {window_height}, {window_width}>"
         self.forward.append(f"{here}::pool({image}, {output});")
-        self.backward.append([f"{here}::gradient({image}, down, up);", "swap(down, up);"] if self.trained else [])
+        self.backward.append(
+            [f"{here}::gradient({image}, down, up);", "swap(down, up);"] if self.needs_gradient else []
+        )
 
     def relu(self) -> None:
         """In place: no layer needs its own output for its gradient."""
         size = f"{math.prod(self.shape)} * EXAMPLES"
         self.forward.append(f"relu<{size}>(memory + {self.position});")
-        self.backward.append([f"relu_gradient<{size}>(memory + {self.position}, down);"] if self.trained else [])
+        self.backward.append([f"relu_gradient<{size}>(memory + {self.position}, down);"] if self.needs_gradient else [])
 
 
 def chain_source(
@@ -313,7 +326,7 @@ def chain_source(
             writer.linear(layer[0], layer[1])
         else:
             writer.convolution(layer[0], layer[1])
-    if len(writer.shape) != 1 or not writer.trained:
+    if len(writer.shape) != 1 or not writer.needs_gradient:
         return None
     (classes,) = writer.shape
     forward = [*writer.forward, f"transpose<{classes}, EXAMPLES>(memory + {writer.position}, output);"]
@@ -323,7 +336,7 @@ def chain_source(
         *(call for calls in reversed(writer.backward) for call in calls),
     ]
     text = _function("forward", FORWARD_ARGUMENTS, forward) + _function("backward", BACKWARD_ARGUMENTS, backward)
-    return ChainSource(examples, text, classes, writer.memory, 2 * writer.largest + writer.extra)
+    return ChainSource(examples, tuple(shape), text, classes, writer.memory, 2 * writer.largest + writer.extra)
 
 
 def _fits(layer: Any, shape: tuple[int, ...]) -> bool:

@@ -8,6 +8,7 @@ to build its batch and ``loss_and_gradient`` to differentiate it (``engines/roun
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +23,7 @@ from torch.func import functional_call
 from fedflat.algorithms.teacher import Teacher
 from fedflat.data import Augmentation, Dataset, Examples, normalise
 from fedflat.data.batches import Batch, BatchLoader, move_examples
-from fedflat.engines.problem.kernels import ChainKernels, kernel_gradient, working_kernels
+from fedflat.engines.problem.kernels import ChainKernels, KernelError, check_kernels, kernel_gradient
 from fedflat.engines.problem.layer_chain import ChainSource, is_narrow, source_of_model
 from fedflat.engines.problem.objective import PassResult, batch_loss, distillation_loss
 from fedflat.engines.problem.parameters import (
@@ -105,13 +106,26 @@ class Problem:
         return {**vars(self), "_cpu_weights_and_views": None, "_kernels": None}
 
     def suits_kernels(self, batch_size: int) -> bool:
-        """Whether fedflat's own kernels can compute the gradients of batches of this size, and faster than torch."""
+        """Whether fedflat's own kernels support batches of this size and are faster than torch."""
         return self.arithmetic is None and is_narrow(self.model, batch_size) and self._source(batch_size) is not None
 
     def use_kernels(self, batch_size: int) -> None:
-        """Compute the gradients of batches of this size with fedflat's own kernels, which the first step compiles."""
-        self.kernel_source = self._source(batch_size)
-        self._create_loader(channels_last=False)  # the kernels have a memory layout of their own
+        """Compute the gradients of batches of this size with fedflat's own kernels; if they do not work, warn.
+
+        The kernels are compiled and compared with torch here, and only loaded in worker processes.
+        """
+        source = self._source(batch_size)
+        if source is None or batch_size > len(self.data.train):
+            return
+        inputs = self.normalised(self.data.train.take(torch.arange(batch_size)).inputs)
+        self.model.train()
+        try:
+            check_kernels(source, partial(self.output, buffers={}), self.initial_state()[0], self.layout.sizes, inputs)
+        except KernelError as error:
+            warnings.warn(f"{error}; training continues with torch's kernels, which are slower", stacklevel=2)
+        else:
+            self.kernel_source = source
+            self._create_loader(channels_last=False)  # the kernels have a memory layout of their own
 
     def _source(self, batch_size: int) -> ChainSource | None:
         return source_of_model(self.model, self.data.input_shape, self.layout.offsets, batch_size)
@@ -223,7 +237,7 @@ class Problem:
         ``buffers`` (by name) are changed in place: BatchNorm statistics are updated as in ordinary training. With a
         ``teacher``, the gradient is that of the loss with its term; the returned loss is that of the task.
         """
-        if (kernels := self._kernels_for(vector, batch)) is not None:
+        if (kernels := self._kernels_for(batch)) is not None:
             return kernel_gradient(kernels, self.task, vector, batch, teacher)
         leaves = self._leaves_for(vector)
         tensors = {**self.frozen.low_precision, **leaves, **buffers}
@@ -241,14 +255,12 @@ class Problem:
             gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
         return loss.detach(), self.layout.flatten(dict(zip(leaves, gradients, strict=True))).to(vector.dtype)
 
-    def _kernels_for(self, weights: Tensor, batch: Batch) -> ChainKernels | None:
-        """fedflat's own kernels, compiled in the first call; None if torch computes the gradient of this batch."""
-        if self.kernel_source is None or self.kernel_source.batch_size != len(batch.targets):
+    def _kernels_for(self, batch: Batch) -> ChainKernels | None:
+        """fedflat's own kernels, if they compute the gradient of this batch; otherwise None."""
+        if self.kernel_source is None or not self.kernel_source.fits(batch.inputs):
             return None
         if self._kernels is None:
-            self._kernels = working_kernels(self.kernel_source, partial(self.output, buffers={}), weights, batch.inputs)
-            if self._kernels is None:
-                self.kernel_source = None
+            self._kernels = ChainKernels(self.kernel_source)
         return self._kernels
 
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:
