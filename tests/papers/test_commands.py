@@ -278,7 +278,7 @@ def test_figures_name_the_commands_that_draw_them(fedflat):
     shown = fedflat("reproduce", "eccv/figure5", "--cells", "fedasam-swa/alpha-0", *SMALL, "--rounds", "4").stdout
     command = " ".join(shown.partition("picture: ")[2].split())
     assert command.startswith("fedflat flatness spectrum runs/reproduce/small-4-rounds/eccv/")
-    assert command.endswith("/seed-0:swa")
+    assert command.endswith("/seed-0:swa --examples 20 --subsets 1 --eigenvalues 5")
     assert fedflat(*command.split()[1:], "--eigenvalues", "3", "--examples", "50", "--quiet").exit_code == 0
 
 

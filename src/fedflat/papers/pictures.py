@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _PLACEHOLDER = re.compile(r"\{(\w+)(?: ([^}]+))?\}")
 FEWEST_IN_PLANE = 3
 """Number of models that define a plane."""
+SMALL_OPTIONS = {
+    "flatness plane": "--points 11 --examples 100",
+    "flatness landscape": "--points 11 --examples 100",
+    "flatness spectrum": "--examples 20 --subsets 1 --eigenvalues 5",
+    "flatness clients": "--examples 20",
+}
+"""Options added at small scale: on all examples of a downloaded dataset, the commands take minutes."""
 
 
 def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
@@ -26,7 +33,7 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
     In the figure's file, ``{models}`` stands for all models, ``{models PATTERN}`` for those of matching cells,
     ``{run CELL}`` for the run of a cell, ``{runs}`` for the runs of all seeds, and ``{out}`` for the folder of the
     runs. A command with ``{each}`` is repeated for every run. Except for ``{runs}``, the first seed is used. Commands
-    on cells that were not chosen are left out.
+    on cells that were not chosen are left out. At small scale, commands also get ``SMALL_OPTIONS``.
     """
     first_runs: dict[str, str] = {}  # folder of the run with the first seed, by cell
     models: dict[str, list[str]] = {}  # evaluated models as ``folder:name``, by cell
@@ -65,7 +72,9 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
     for command in plan.table.file.picture:
         repeated = dict.fromkeys(first_runs.values()) if "{each}" in command else [""]
         commands += [fill(command, each) for each in repeated]
-    return [command for command in commands if command]
+    options = SMALL_OPTIONS if plan.deviations.small else {}
+    added = {command: [flags for name, flags in options.items() if name in command] for command in commands if command}
+    return [" ".join([command, *flags]) for command, flags in added.items()]
 
 
 def bar_chart(outcomes: Sequence[CellOutcome]) -> Figure:
