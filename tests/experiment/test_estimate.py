@@ -142,8 +142,8 @@ def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> N
     """A probe has fewer rounds and steps, which alone would not be worth compiling."""
     probed: list[str] = []
     monkeypatch.setattr(setup_engine, "compiler", lambda: "c++")
-    monkeypatch.setattr(Problem, "suits_narrow_kernels", lambda *_: True)
-    monkeypatch.setattr(Problem, "use_narrow_kernels", lambda *_: None)
+    monkeypatch.setattr(Problem, "suits_kernels", lambda *_: True)
+    monkeypatch.setattr(Problem, "use_kernels", lambda *_: None)
     monkeypatch.setattr(estimate, "_execute_quietly", lambda run, rounds: probed.append(run.config.engine.compile))
     monkeypatch.setattr(estimate, "probe", lambda made: probed.append(made.engine.compile) or FAST)
     for rounds in (2, 1000):
