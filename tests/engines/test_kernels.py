@@ -70,12 +70,6 @@ def test_other_layers_stay_with_torch(layer: nn.Module) -> None:
     assert not suits(layer)
 
 
-def test_examples_must_not_be_mixed() -> None:
-    tutorial = Tutorial()
-    assert source_of_model(tutorial, (2, 8, 4), Layout.of_parameters(tutorial).offsets, 18) is not None
-    assert source_of_model(tutorial, (2, 6, 4), Layout.of_parameters(tutorial).offsets, 18) is None, "view(-1, 10)"
-
-
 class Tutorial(nn.Module):
     """A network in the style of PyTorch's tutorials."""
 
@@ -88,6 +82,23 @@ class Tutorial(nn.Module):
         images = F.max_pool2d(F.relu(self.first(images)), 2)
         images = self.second(images).relu().view(-1, 10)
         return self.last(torch.relu(self.hidden(torch.flatten(images, 1))))
+
+
+class Viewed(nn.Module):
+    """Returns rows of eight numbers, however many numbers an example has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 2, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.convolution(images).view(-1, 8)
+
+
+@pytest.mark.parametrize(("model", "side", "suits"), [(Viewed(), 4, True), (Viewed(), 6, False)])
+def test_examples_must_not_be_mixed(model: nn.Module, side: int, suits: bool) -> None:
+    offsets = Layout.of_parameters(model).offsets
+    assert (source_of_model(model, (2, side, side), offsets, 16) is not None) is suits
 
 
 CHAINS = {
