@@ -57,6 +57,7 @@ def test_which_models_use_the_kernels(model: str, examples: int, suitable: bool)
         nn.Dropout(0.0),
         nn.BatchNorm2d(4),
         nn.LazyLinear(4),
+        nn.Sequential(nn.Flatten(), nn.Conv2d(4, 4, 3)),
     ],
     ids=str,
 )

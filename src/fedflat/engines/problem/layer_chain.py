@@ -15,11 +15,6 @@ from torch import Tensor, fx, nn
 
 Window = tuple[int, int]
 
-FORWARD_ARGUMENTS = "const float* weights, const float* images, float* memory, float* output"
-BACKWARD_ARGUMENTS = (
-    "const float* weights, const float* memory, const float* output_gradient, float* scratch, float* gradient"
-)
-
 
 @dataclass(frozen=True)
 class Pool:
@@ -207,7 +202,7 @@ class _Writer:
         self.shape, self.offsets, self.examples = tuple(shape), offsets, examples
         self.forward: list[str] = []
         self.backward: list[list[str]] = []
-        self.largest, self.extra = 0, 0  # sizes
+        self.largest, self.extra = 0, 0  # floats of the largest activation, and of ``extra``
         self.needs_gradient = False  # whether a layer so far has parameters
         self.memory = 0
         self.position = self.reserve(*shape)
@@ -243,30 +238,30 @@ class _Writer:
         image, output = self.move_to(out, out_height, out_width)
         weight, bias = self.parameters(name, layer)
         kernel = f"{kernel_height}, {kernel_width}"
-        here = f"Convolution<{channels}, {height}, {wide}, {out}, {kernel}, {padding_rows}>"
-        self.forward.append(f"{here}::convolve<false>({image}, weights + {weight}, {_at('weights', bias)}, {output});")
-        calls = [f"{here}::weight_gradient({image}, down, gradient + {weight});"]
+        convolution = f"Convolution<{channels}, {height}, {wide}, {out}, {kernel}, {padding_rows}>"
+        bias_pointer = "nullptr" if bias is None else f"weights + {bias}"
+        self.forward.append(f"{convolution}::convolve<false>({image}, weights + {weight}, {bias_pointer}, {output});")
+        calls = [f"{convolution}::weight_gradient({image}, down, gradient + {weight});"]
         if bias is not None:
-            calls.append(f"{here}::bias_gradient(down, gradient + {bias});")
+            calls.append(f"{convolution}::bias_gradient(down, gradient + {bias});")
         if self.needs_gradient:
             border = kernel_width - 1 - padding_columns
             self.reserve_extra(out, out_height, out_width + 2 * border)
-            there = (
+            transposed = (
                 f"Convolution<{out}, {out_height}, {out_width + 2 * border}, {channels}, {kernel}, "
                 f"{kernel_height - 1 - padding_rows}>"
             )
             calls.append(f"pad_columns<{out * out_height}, {out_width}, {border}>(down, extra);")
-            calls.append(f"{there}::convolve<true>(extra, weights + {weight}, nullptr, up);")
+            calls.append(f"{transposed}::convolve<true>(extra, weights + {weight}, nullptr, up);")
         self.finish(calls)
 
     def linear(self, name: str, layer: nn.Linear) -> None:
         (features,), out = self.shape, layer.out_features
         inputs, output = self.move_to(out)
         weight, bias = self.parameters(name, layer)
-        self.forward.append(
-            f"multiply<{out}, {features}, EXAMPLES, {features}, 1>"
-            f"(weights + {weight}, {inputs}, {_at('weights', bias)}, {output});"
-        )
+        bias_pointer = "nullptr" if bias is None else f"weights + {bias}"
+        multiply = f"multiply<{out}, {features}, EXAMPLES, {features}, 1>"
+        self.forward.append(f"{multiply}(weights + {weight}, {inputs}, {bias_pointer}, {output});")
         self.reserve_extra(features)
         calls = [
             f"transpose<{features}, EXAMPLES>({inputs}, extra);",
@@ -288,10 +283,10 @@ class _Writer:
     def pool(self, layer: Pool) -> None:
         (channels, height, width), (window_height, window_width) = self.shape, layer.window
         image, output = self.move_to(channels, height // window_height, width // window_width)
-        here = f"MaxPool<{channels}, {height}, {width}, {window_height}, {window_width}>"
-        self.forward.append(f"{here}::pool({image}, {output});")
+        max_pool = f"MaxPool<{channels}, {height}, {width}, {window_height}, {window_width}>"
+        self.forward.append(f"{max_pool}::pool({image}, {output});")
         self.backward.append(
-            [f"{here}::gradient({image}, down, up);", "swap(down, up);"] if self.needs_gradient else []
+            [f"{max_pool}::gradient({image}, down, up);", "swap(down, up);"] if self.needs_gradient else []
         )
 
     def relu(self) -> None:
@@ -335,7 +330,13 @@ def chain_source(
         f"transpose<EXAMPLES, {classes}>(output_gradient, down);",
         *(call for calls in reversed(writer.backward) for call in calls),
     ]
-    text = _function("forward", FORWARD_ARGUMENTS, forward) + _function("backward", BACKWARD_ARGUMENTS, backward)
+    text = _function(
+        "forward(const float* weights, const float* images, float* memory, float* output)", forward
+    ) + _function(
+        "backward(const float* weights, const float* memory, const float* output_gradient, float* scratch, "
+        "float* gradient)",
+        backward,
+    )
     return ChainSource(examples, tuple(shape), text, classes, writer.memory, 2 * writer.largest + writer.extra)
 
 
@@ -348,21 +349,15 @@ def _fits(layer: Any, shape: tuple[int, ...]) -> bool:
     module = layer[1]
     if isinstance(module, nn.Linear):
         return shape == (module.in_features,)
-    padded = [side + 2 * padding for side, padding in zip(shape[1:], _pair(module.padding), strict=True)]
-    return (
-        len(shape) == 3
-        and shape[0] == module.in_channels
-        and all(side >= size for side, size in zip(padded, module.kernel_size, strict=True))
-    )
+    if len(shape) != 3 or shape[0] != module.in_channels:
+        return False
+    sides = zip(shape[1:], _pair(module.padding), module.kernel_size, strict=True)
+    return all(side + 2 * padding >= size for side, padding, size in sides)
 
 
-def _function(name: str, arguments: str, calls: Sequence[str]) -> str:
+def _function(declaration: str, calls: Sequence[str]) -> str:
     lines = "".join(f"  {call}\n" for call in calls)
-    return f'extern "C" void {name}({arguments}) {{\n{lines}}}\n'
-
-
-def _at(vector: str, offset: int | None) -> str:
-    return "nullptr" if offset is None else f"{vector} + {offset}"
+    return f'extern "C" void {declaration} {{\n{lines}}}\n'
 
 
 def _pair(value: Any) -> Window:
