@@ -333,7 +333,7 @@ def test_differences_are_noticed_even_if_the_last_layer_is_zero(model_class: Any
     nn.init.zeros_(model[2].bias)
     problem = a_problem(model)
     assert problem.suits_kernels(16)
-    with pytest.warns(UserWarning, match="something else"):
+    with pytest.warns(UserWarning, match="output or gradient differs"):
         problem.use_kernels(16)
     assert problem.kernel_source is None
 

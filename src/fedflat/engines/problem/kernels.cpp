@@ -14,7 +14,7 @@ constexpr long MAX_LANES = 4, REGISTERS = 16;
 #endif
 #define UNROLLED _Pragma("GCC unroll 32") for
 
-namespace {  // every library has its own: names do not tell the batch size
+namespace {  // internal linkage, because the names of these symbols do not contain the batch size
 
 constexpr long minimum(long a, long b) { return a < b ? a : b; }
 constexpr long maximum(long a, long b) { return a < b ? b : a; }

@@ -115,7 +115,7 @@ def check_kernels(
         gradient = kernels.backward(leaf.detach(), memory, weighting)
         agree = all(map(_is_close, torch.split(gradient, sizes), torch.split(expected_gradient, sizes)))
     if not agree:
-        raise KernelError("the model computes something else with fedflat's kernels than with torch's")
+        raise KernelError("the model's output or gradient differs between fedflat's kernels and torch's")
 
 
 def kernel_gradient(
