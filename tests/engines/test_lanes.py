@@ -76,6 +76,16 @@ def test_a_cohort_that_does_not_fit_is_split(count: int, monkeypatch: pytest.Mon
     assert torch.equal(run.server.model.weights, together)
 
 
+@pytest.mark.parametrize(("limit", "count"), [(0.5, 2), (3.5, 3), (9, 5)])
+def test_lanes_share_a_limited_amount_of_memory(limit: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = trained()
+    lane = together.engine.lanes[0]  # type: ignore[attr-defined]
+    monkeypatch.setattr("fedflat.engines.gpu.engine.LANE_MEMORY", limit * lane.memory)
+    run = trained()
+    assert len(run.engine.lanes) == count and not run.engine.is_short_of_memory  # type: ignore[attr-defined]
+    assert torch.equal(run.server.model.weights, together.server.model.weights)
+
+
 def test_a_client_that_does_not_fit_raises_an_error_with_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes_that_fit(0, monkeypatch)
     with pytest.raises(UserError, match=r"needs 3\.0 GB.* 1\.0 GB are free; lower training\.batch_size \(now 10\)"):

@@ -29,6 +29,10 @@ from fedflat.flatness.precision import tf32_allowed
 
 MOST_LANES = 16
 """Largest number of lanes: more streams do not help, because the GPU is fully used."""
+LANE_MEMORY = 20 * 2**30
+"""Bytes that all lanes together may keep: steps that need more memory are so large that a few lanes use the GPU fully."""
+FEWEST_LANES = 2
+"""Lanes that may exceed ``LANE_MEMORY``, so that one computes while another waits for the host."""
 BATCHES_AT_ONCE = 5
 """Number of evaluation batches that a GPU processes together if they fit; a single one would leave it partly idle."""
 
@@ -38,7 +42,7 @@ class LaneEngine(CohortEngine):
 
     Args:
         problem: model, task and data.
-        lanes: largest number of clients to train at once.
+        lanes: largest number of clients to train at once; fewer do if lanes keep more than ``LANE_MEMORY`` or do not fit.
         step: builds the local step, eager (``eager_step``) or compiled (``compiled_step``).
     """
 
@@ -49,6 +53,7 @@ class LaneEngine(CohortEngine):
         super().__init__(problem)
         self.max_lanes, self.step = lanes, step
         self.lanes: list[Lane] = []
+        self.is_short_of_memory = False
         self._prepared: dict[tuple[int, int], ClientBatches] = {}  # drawn in advance, by round and client
         self._batches_at_once = BATCHES_AT_ONCE if problem.device.type == "cuda" else 1
 
@@ -77,11 +82,6 @@ class LaneEngine(CohortEngine):
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
             self.lanes = [Lane(problem, training, self.buffers, local_step) for _ in range(min(rows, self.max_lanes))]
         return self.buffers
-
-    @property
-    def lanes_wanted(self) -> int:
-        """The number of lanes that the cohort would use with enough memory; ``lanes`` has fewer if not all fit."""
-        return min(self.buffers.rows, self.max_lanes) if self.buffers else 0
 
     def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
@@ -129,8 +129,8 @@ class LaneEngine(CohortEngine):
         The lanes queue their steps in turn, which lets their work overlap on the device.
 
         Returns:
-            The reports of the clients that were trained: fewer than there are lanes if not all of them fit, and none if
-            the memory of other lanes left no room for the first client.
+            The reports of the clients that were trained: fewer than there were lanes if not all of them fit or were
+            useful, and none if the memory of other lanes left no room for the first client.
         """
         lanes: list[Lane] = []
         for lane, (row, client) in zip(self.lanes, clients, strict=False):  # as many as there are lanes
@@ -141,6 +141,9 @@ class LaneEngine(CohortEngine):
                 self._reduce_lanes(lane, training, shortage)
                 break
             lanes.append(lane)
+            if len(lanes) >= max(FEWEST_LANES, LANE_MEMORY // lane.memory):
+                self.lanes = self.lanes[: len(lanes)]
+                break
         first_client = clients[0][1]
         # Seed dropout only now, because capturing steps draws random numbers too. All lanes draw from one generator.
         seed_torch(training.seed, "dropout", round, first_client.number)
@@ -172,6 +175,7 @@ class LaneEngine(CohortEngine):
                 "smaller model"
             )
         self.lanes = self.lanes[: max(1, fitting)]
+        self.is_short_of_memory = True
         torch.cuda.empty_cache()
 
     def _batches(self, training: Training, round: int, client: Client) -> ClientBatches:
