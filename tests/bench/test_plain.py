@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,29 @@ def test_the_bound_trains():
     before = [w.detach().clone() for w in weights]
     step()
     assert all(not torch.equal(w, b) for w, b in zip(weights, before, strict=True))
+
+
+def test_the_tensors_of_a_captured_step_live_as_long_as_its_graph(monkeypatch):
+    def capture(step):
+        reference = weakref.ref(step)  # like a CUDA graph, it does not keep the step's tensors alive
+
+        def replay():
+            reference()()
+
+        return replay
+
+    class TwoRounds:
+        rounds = 0
+
+        def round_done(self):
+            self.rounds += 1
+            if self.rounds == 2:
+                raise Enough
+
+    monkeypatch.setattr("fedflat.bench.contenders.capture", capture)
+    monkeypatch.setattr(BenchmarkSetting, "on_gpu", True)
+    with pytest.raises(Enough):
+        SpeedBound(replace(SETTING, model="mlp(hidden=8)"), clients=8).run_rounds(TwoRounds())
 
 
 def test_random_images_are_always_the_same():

@@ -77,13 +77,15 @@ class SpeedBound(LocalContender):
     def run_rounds(self, timer: RoundTimer) -> None:
         """Repeat rounds of ``local_steps`` steps until ``timer.round_done`` raises ``NoMoreRounds``."""
         step = self.build_step(self.setting.config(precision=self.precision, clients=self.clients))
+        # ``step`` keeps the tensors alive that a captured graph reads and writes.
+        repeat = capture(step) if self.setting.on_gpu else step
         while True:
             for _ in range(self.setting.local_steps):
-                step()
+                repeat()
             timer.round_done()
 
     def build_step(self, config: Config) -> Callable[[], None]:
-        """Build a function that does one training step on a constant batch; on a GPU it replays a CUDA graph.
+        """Build a function that does one training step on a constant batch.
 
         The batch is as large as all batches of a cohort's local step together, with repeated examples if necessary.
         """
@@ -113,11 +115,11 @@ class SpeedBound(LocalContender):
             with torch.no_grad():
                 torch._foreach_sub_(weights, [self.setting.lr * gradient for gradient in gradients])
 
-        return capture(step) if on_gpu else step
+        return step
 
 
 def capture(step: Callable[[], None]) -> Any:
-    """Capture a step as a CUDA graph; returns a function that replays it."""
+    """Capture a step as a CUDA graph; returns a function that replays it, as long as ``step`` exists."""
     # A capture needs warm-up steps on another stream (see the notes on CUDA graphs in PyTorch's documentation).
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())

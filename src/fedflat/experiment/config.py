@@ -189,7 +189,11 @@ class EngineSettings(SettingsGroup):
     ray_address: str | None = Field(
         None, description="HOST:PORT of a Ray cluster, or auto; default: start a local one for this run"
     )
-    lanes: int = Field(16, ge=1, description="clients that the lanes engine trains concurrently")
+    lanes: int = Field(
+        16,
+        ge=1,
+        description="most clients that the lanes engine trains concurrently; fewer if they would keep over 20 GB",
+    )
     compile: Literal["auto", "on", "off"] = Field(
         "auto",
         description="compile local steps on a GPU, or kernels for convolutions with few channels on a CPU; "
