@@ -84,7 +84,7 @@ SAMPLES_PER_SECOND = {
     "cnn": 580_000,
     "resnet18": 45_000,
     "resnet18(stem=torchvision)": 150_000,
-    "resnet20": 150_000,
+    "resnet20": 116_000,
     "vgg11": 200_000,
 }
 """Gradients of single examples on one H200 in bf16: a guess for experiments that no stored result tells the time of."""

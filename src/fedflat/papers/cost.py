@@ -18,7 +18,7 @@ from fedflat.papers.results import embedded_results
 from fedflat.text import parse
 
 HARDWARE = "NVIDIA H200"
-BENCHMARKED = {"resnet18": 46_000, "vit-b16": 2_700}
+BENCHMARKED = {"resnet18": 46_000, "vit-b16": 2_700, "resnet20": 116_000, "femnist-cnn": 220_000}
 """Per-example gradients per second in bf16, from docs/benchmarks.md, for models without stored results."""
 EVALUATION = 1 / 3
 """Time to evaluate an example, relative to its gradient."""
