@@ -31,11 +31,12 @@ from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import GpuFailed, UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.privacy import mechanism_of
-from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.setup.problem import build_problem, device_of
 from fedflat.experiment.setup.timing import step_limit
 from fedflat.flatness.precision import gpu_has_tf32
-from fedflat.models import classifier_parameters
-from fedflat.processes import available_cores
+from fedflat.models import Mlp, classifier_parameters
+from fedflat.operating_system import KEEPS_FREED_MEMORY
+from fedflat.processes import available_cores, start_fork_server
 from fedflat.registry import load_plugins, loaded_plugins
 
 if TYPE_CHECKING:
@@ -91,17 +92,32 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
 
 
-def _default_workers(config: Config, problem: Problem) -> int:
-    """One worker per core that it can use, or one, i.e. this process, for a short run of a small model.
+def prepare_workers(config: Config, model: nn.Module | None) -> None:
+    """Let the process that forks the workers import torch while the data are loaded, if the run will need workers.
 
-    A model is small if it has few parameters and only linear layers; steps of convolutions or LSTMs take longer.
+    Args:
+        config: the experiment.
+        model: the user-supplied network, if any.
     """
-    model = problem.model
-    is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_MODEL
-    is_linear = all(isinstance(m, nn.Linear) for m in model.modules() if list(m.parameters(recurse=False)))
-    if is_small and is_linear and total_steps(config, len(problem.data.train)) < MIN_STEPS_FOR_PROCESSES:
+    settings = config.engine
+    # The size of a multilayer perceptron depends on the data; a run that uses workers then starts them later.
+    may_be_small = config.model.startswith(Mlp.name) if model is None else _is_small(model)
+    workers = settings.workers or (1 if may_be_small else available_cores())
+    if workers > 1 and settings.name in ("auto", "loop") and device_of(config).type == "cpu":
+        start_fork_server(KEEPS_FREED_MEMORY)
+
+
+def _default_workers(config: Config, problem: Problem) -> int:
+    """One worker per core that it can use, or one, i.e. this process, for a short run of a small model."""
+    if _is_small(problem.model) and total_steps(config, len(problem.data.train)) < MIN_STEPS_FOR_PROCESSES:
         return 1
     return min(available_cores(), max(EVALUATION_WORKERS, config.federation.clients_per_round))
+
+
+def _is_small(model: nn.Module) -> bool:
+    """Whether a model has few parameters and only linear layers; steps of convolutions or LSTMs take longer."""
+    has_few = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_MODEL
+    return has_few and all(isinstance(m, nn.Linear) for m in model.modules() if list(m.parameters(recurse=False)))
 
 
 def total_steps(config: Config, examples: int) -> int:
