@@ -116,7 +116,7 @@ def start_fork_server(environment: Mapping[str, str] | None = None) -> None:
         environment: variables that it gets in addition to those of this process, unless it is already running.
     """
     if START_METHOD == "forkserver":
-        forkserver.set_forkserver_preload(["fedflat.experiment.run"])
+        forkserver.set_forkserver_preload(["fedflat.engines.cpu.engine"])
         with _starts_process(environment):
             forkserver.ensure_running()
 

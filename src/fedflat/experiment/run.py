@@ -92,7 +92,7 @@ class Run:
         config = config if engine else decide_precision(config, recorded)  # remote sites decide by themselves
         with explain_gpu_errors(config):
             if engine is None:
-                prepare_workers(config, model)
+                prepare_workers(config, self._user_objects)
             self.problem, self.partition = build_problem(config, data, model, task)
         self.config = config = config if engine else decide_compile(config, self.problem, self.partition, recorded)
         if not resume:  # a resumed run was checked when it began

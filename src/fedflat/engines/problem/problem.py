@@ -99,13 +99,10 @@ class Problem:
         self._counters = batch_counters(self.model)
         self._cpu_weights_and_views: tuple[Tensor, dict[str, Tensor]] | None = None
         self._kernels: ChainKernels | None = None
-        self._created_loader: BatchLoader | None = None
-        if self.device.type != "cpu":  # compiled steps must not create it
-            self._loader()
+        self._loader: BatchLoader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except scratch memory and the compiled kernels, which each worker process loads for itself."""
-        self._loader()  # once for all worker processes
         return {**vars(self), "_cpu_weights_and_views": None, "_kernels": None}
 
     def suits_kernels(self, batch_size: int) -> bool:
@@ -128,20 +125,21 @@ class Problem:
             warnings.warn(f"{error}; training continues with torch's kernels, which are slower", stacklevel=2)
         else:
             self.kernel_source = source
-            self._created_loader = None  # the kernels have a memory layout of their own
+            self._loader = None  # the kernels have a memory layout of their own
 
     def _source(self, batch_size: int) -> ChainSource | None:
         return source_of_model(self.model, self.data.input_shape, self.layout.offsets, batch_size)
 
-    def _loader(self) -> BatchLoader:
-        """The batch loader; the training images take on its memory layout, which takes time, when it is first used."""
-        if self._created_loader is None:
+    def prepare_batches(self) -> BatchLoader:
+        """Return the batch loader; the first call converts the training images to its memory layout.
+
+        Engines call this first, so that worker processes do not convert them again and compiled steps do not do it.
+        """
+        if self._loader is None:
             dtype, channels_last = self.arithmetic or self.dtype, self.channels_last and self.kernel_source is None
-            self._created_loader = BatchLoader(
-                self.data.train, self.augmentation, self._mean, self._std, dtype, channels_last
-            )
-            self.data = replace(self.data, train=self._created_loader.examples)
-        return self._created_loader
+            self._loader = BatchLoader(self.data.train, self.augmentation, self._mean, self._std, dtype, channels_last)
+            self.data = replace(self.data, train=self._loader.examples)
+        return self._loader
 
     def initial_state(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the weights and buffers that the network itself holds; a run starts from them.
@@ -206,7 +204,7 @@ class Problem:
             positions: int64 positions in the whole training set [batch].
             draws: random numbers of the augmentation for this batch, by name.
         """
-        loader = self._loader()
+        loader = self.prepare_batches()
         inputs, targets = loader.inputs(positions, draws), loader.targets(positions, draws)
         mixing = self.augmentation.mix(draws, len(positions))
         if mixing is None:

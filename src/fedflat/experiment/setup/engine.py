@@ -36,7 +36,7 @@ from fedflat.experiment.setup.timing import step_limit
 from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.models import Mlp, classifier_parameters
 from fedflat.operating_system import KEEPS_FREED_MEMORY
-from fedflat.processes import available_cores, start_fork_server
+from fedflat.processes import available_cores, is_sendable, start_fork_server
 from fedflat.registry import load_plugins, loaded_plugins
 
 if TYPE_CHECKING:
@@ -92,18 +92,17 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
 
 
-def prepare_workers(config: Config, model: nn.Module | None) -> None:
-    """Let the process that forks the workers import torch while the data are loaded, if the run will need workers.
+def prepare_workers(config: Config, user_objects: UserObjects) -> None:
+    """Start the process that forks the workers if a run will likely use them; it imports torch in the background.
 
-    Args:
-        config: the experiment.
-        model: the user-supplied network, if any.
+    A run calls this before it loads its data, so that both happen at the same time.
     """
-    settings = config.engine
-    # The size of a multilayer perceptron depends on the data; a run that uses workers then starts them later.
+    settings, model = config.engine, user_objects["model"]
+    # The size of a multilayer perceptron is not known before the data; its workers start later if it is large.
     may_be_small = config.model.startswith(Mlp.name) if model is None else _is_small(model)
     workers = settings.workers or (1 if may_be_small else available_cores())
-    if workers > 1 and settings.name in ("auto", "loop") and device_of(config).type == "cpu":
+    is_local_loop = settings.name in ("auto", "loop") and device_of(config).type == "cpu"
+    if workers > 1 and is_local_loop and is_sendable(user_objects):
         start_fork_server(KEEPS_FREED_MEMORY)
 
 
