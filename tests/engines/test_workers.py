@@ -259,6 +259,39 @@ def test_short_runs_of_small_models_start_no_workers(
     assert isinstance(engine, LoopEngine) and engine.workers == workers
 
 
+@pytest.mark.parametrize(
+    ("changes", "starts"),
+    [
+        ({}, True),
+        ({"model": "mlp(hidden=400)"}, False),  # its size is not known before the data
+        ({"model": "mlp(hidden=400)", "workers": 2}, True),
+        ({"workers": 1}, False),
+        ({"engine": "lanes"}, False),
+        ({"task": lambda *_: None}, False),  # cannot be sent to workers
+    ],
+)
+def test_the_import_for_workers_starts_before_the_data_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], starts: bool
+) -> None:
+    events: list[Any] = []
+    monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: 3)
+    monkeypatch.setattr(
+        "fedflat.processes.forkserver.ensure_running",
+        lambda: events.append([os.environ.get(name) for name in ("PYTHONSAFEPATH", *KEEPS_FREED_MEMORY)]),
+    )
+
+    def load(*_: object) -> None:
+        events.append("loading")
+        raise UserError("no data")
+
+    monkeypatch.setattr("fedflat.experiment.setup.problem.load_data", load)
+    task = changes.pop("task", None)
+    with pytest.raises(UserError, match="no data"):
+        Run(make_config(None, SETTINGS | {"model": "lenet5"} | changes), task=task)
+    started = [["1", *KEEPS_FREED_MEMORY.values()]]
+    assert events == [*(started if starts else []), "loading"]
+
+
 class Recurrent(nn.Module):
     """A small model whose steps take long."""
 

@@ -34,7 +34,8 @@ from fedflat.experiment.setup.privacy import mechanism_of
 from fedflat.experiment.setup.problem import build_problem, device_of
 from fedflat.experiment.setup.timing import step_limit
 from fedflat.flatness.precision import gpu_has_tf32
-from fedflat.models import Mlp, classifier_parameters
+from fedflat.models import classifier_parameters
+from fedflat.models.mlp import Mlp
 from fedflat.operating_system import KEEPS_FREED_MEMORY
 from fedflat.processes import available_cores, is_sendable, start_fork_server
 from fedflat.registry import load_plugins, loaded_plugins
