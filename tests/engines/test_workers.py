@@ -267,7 +267,9 @@ def test_short_runs_of_small_models_start_no_workers(
         ({"model": "mlp(hidden=400)", "workers": 2}, True),
         ({"workers": 1}, False),
         ({"engine": "lanes"}, False),
-        ({"task": lambda *_: None}, False),  # cannot be sent to workers
+        ({"user_device": "cuda"}, False),
+        ({"user_model": nn.Linear(2, 2)}, False),
+        ({"user_task": lambda *_: None}, False),  # cannot be sent to workers
     ],
 )
 def test_the_import_for_workers_starts_before_the_data_are_loaded(
@@ -285,9 +287,13 @@ def test_the_import_for_workers_starts_before_the_data_are_loaded(
         raise UserError("no data")
 
     monkeypatch.setattr("fedflat.experiment.setup.problem.load_data", load)
-    task = changes.pop("task", None)
+    for module in ("engine", "problem"):
+        device = torch.device(changes.get("user_device", "cpu"))
+        monkeypatch.setattr(f"fedflat.experiment.setup.{module}.device_of", lambda _, device=device: device)
+    objects: dict[str, Any] = {name: changes.get(f"user_{name}") for name in ("model", "task")}
+    settings = {name: value for name, value in changes.items() if not name.startswith("user_")}
     with pytest.raises(UserError, match="no data"):
-        Run(make_config(None, SETTINGS | {"model": "lenet5"} | changes), task=task)
+        Run(make_config(None, SETTINGS | {"model": "lenet5"} | settings), **objects)
     started = [["1", *KEEPS_FREED_MEMORY.values()]]
     assert events == [*(started if starts else []), "loading"]
 

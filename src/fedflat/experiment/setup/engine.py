@@ -98,9 +98,9 @@ def prepare_workers(config: Config, user_objects: UserObjects) -> None:
 
     A run calls this before it loads its data, so that both happen at the same time.
     """
-    settings, model = config.engine, user_objects["model"]
-    # The size of a multilayer perceptron is not known before the data; its workers start later if it is large.
-    may_be_small = config.model.startswith(Mlp.name) if model is None else _is_small(model)
+    settings = config.engine
+    # Their sizes are not known here; if such a model is large, its workers start later.
+    may_be_small = user_objects["model"] is not None or config.model.startswith(Mlp.name)
     workers = settings.workers or (1 if may_be_small else available_cores())
     is_local_loop = settings.name in ("auto", "loop") and device_of(config).type == "cpu"
     if workers > 1 and is_local_loop and is_sendable(user_objects):
@@ -108,16 +108,16 @@ def prepare_workers(config: Config, user_objects: UserObjects) -> None:
 
 
 def _default_workers(config: Config, problem: Problem) -> int:
-    """One worker per core that it can use, or one, i.e. this process, for a short run of a small model."""
-    if _is_small(problem.model) and total_steps(config, len(problem.data.train)) < MIN_STEPS_FOR_PROCESSES:
+    """One worker per core that it can use, or one, i.e. this process, for a short run of a small model.
+
+    A model is small if it has few parameters and only linear layers; steps of convolutions or LSTMs take longer.
+    """
+    model = problem.model
+    is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_MODEL
+    is_linear = all(isinstance(m, nn.Linear) for m in model.modules() if list(m.parameters(recurse=False)))
+    if is_small and is_linear and total_steps(config, len(problem.data.train)) < MIN_STEPS_FOR_PROCESSES:
         return 1
     return min(available_cores(), max(EVALUATION_WORKERS, config.federation.clients_per_round))
-
-
-def _is_small(model: nn.Module) -> bool:
-    """Whether a model has few parameters and only linear layers; steps of convolutions or LSTMs take longer."""
-    has_few = sum(parameter.numel() for parameter in model.parameters()) <= SMALL_MODEL
-    return has_few and all(isinstance(m, nn.Linear) for m in model.modules() if list(m.parameters(recurse=False)))
 
 
 def total_steps(config: Config, examples: int) -> int:
