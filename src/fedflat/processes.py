@@ -16,6 +16,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,12 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         context: Any = multiprocessing.get_context(START_METHOD)
-        context.set_forkserver_preload(["fedflat.experiment.run"])
         self.pipe, child_pipe = context.Pipe()
         variables = {**os.environ, **(environment or {})}
         arguments = (variables, process_masks(), list(loaded_plugins()), target, child_pipe, *args)
         self.process = context.Process(target=_run, args=arguments, daemon=daemon)
-        # A fork server would otherwise import modules from the current folder, such as a user's statistics.py.
-        safe = {"PYTHONSAFEPATH": "1", **(environment or {})}
-        with _environment(safe), _without_main(), interrupts_blocked():
+        start_fork_server(environment)
+        with _starts_process(environment):
             self.process.start()
         child_pipe.close()
 
@@ -108,6 +107,18 @@ class ChildProcess:
             if signal_number == 9:  # sent by the system when memory runs out
                 raise ChildKilled("was killed, most likely because memory ran out") from None
             raise ChildKilled(f"was killed by {signal.Signals(signal_number).name}") from None
+
+
+def start_fork_server(environment: Mapping[str, str] | None = None) -> None:
+    """Start the fork server, which imports fedflat and torch in the background; no effect without ``forkserver``.
+
+    Args:
+        environment: variables that it gets in addition to those of this process, unless it is already running.
+    """
+    if START_METHOD == "forkserver":
+        forkserver.set_forkserver_preload(["fedflat.engines.cpu.engine"])
+        with _starts_process(environment):
+            forkserver.ensure_running()
 
 
 def end_with_parent() -> None:
@@ -206,6 +217,14 @@ def _run(
     torch.set_num_threads(1)
     load_plugins(plugins)
     target(pipe, *args)
+
+
+@contextmanager
+def _starts_process(environment: Mapping[str, str] | None) -> Iterator[None]:
+    """The context in which a child or the fork server starts; it gets the variables in ``environment``."""
+    # A fork server would otherwise import modules from the current folder, such as a user's statistics.py.
+    with _environment({"PYTHONSAFEPATH": "1", **(environment or {})}), _without_main(), interrupts_blocked():
+        yield
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedflat import models
 from fedflat.algorithms.teacher import Teacher
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import augmentation
+from fedflat.data.batches import BatchLoader
 from fedflat.engines.problem import kernels
 from fedflat.engines.problem.kernels import ChainKernels
 from fedflat.engines.problem.layer_chain import Pool, Relu, layer_chain, source_of_model
@@ -230,6 +232,21 @@ def test_gradients_of_lenet5_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -
     sizes.clear()
     problem.loss_and_gradient(problem.initial_state()[0], {}, problem.batch(torch.arange(5), {}))
     assert not sizes, "kernels are compiled for one batch size"
+
+
+@needs_compiler
+@pytest.mark.parametrize(("compiled", "layout"), [("on", torch.contiguous_format), ("off", torch.channels_last)])
+def test_the_images_that_workers_receive_are_in_the_layout_of_their_batches(
+    compiled: str, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are converted once, before they are sent."""
+    created: list[bool] = []
+    real = BatchLoader.__init__
+    monkeypatch.setattr(BatchLoader, "__init__", lambda self, *given: created.append(given[-1]) or real(self, *given))
+    problem = pickle.loads(pickle.dumps(a_run(compiled).problem))
+    assert problem.batch(torch.arange(16), {}).inputs.is_contiguous(memory_format=layout)
+    assert problem.data.train.inputs.is_contiguous(memory_format=layout)
+    assert created == [compiled == "off"]
 
 
 def test_the_order_of_examples_is_kept() -> None:

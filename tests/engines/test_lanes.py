@@ -240,7 +240,7 @@ def test_a_start_has_its_own_memory_if_each_client_has_its_own(text: str) -> Non
 
 @pytest.mark.parametrize(("device", "expected"), [("cuda", BATCHES_AT_ONCE), ("cpu", 1)])
 def test_several_batches_at_once_only_on_a_gpu(device: str, expected: int) -> None:
-    assert LaneEngine(SimpleNamespace(device=torch.device(device)))._batches_at_once == expected  # type: ignore[arg-type]
+    assert LaneEngine(SimpleNamespace(device=torch.device(device), prepare_batches=dict))._batches_at_once == expected  # type: ignore[arg-type]
 
 
 def test_evaluations_take_several_batches_at_once_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,6 +259,45 @@ def test_short_runs_of_small_models_start_no_workers(
     assert isinstance(engine, LoopEngine) and engine.workers == workers
 
 
+@pytest.mark.parametrize(
+    ("changes", "starts"),
+    [
+        ({}, True),
+        ({"model": "mlp(hidden=400)"}, False),  # its size is not known before the data
+        ({"model": "mlp(hidden=400)", "workers": 2}, True),
+        ({"workers": 1}, False),
+        ({"engine": "lanes"}, False),
+        ({"user_device": "cuda"}, False),
+        ({"user_model": nn.Linear(2, 2)}, False),
+        ({"user_task": lambda *_: None}, False),  # cannot be sent to workers
+    ],
+)
+def test_the_import_for_workers_starts_before_the_data_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], starts: bool
+) -> None:
+    events: list[Any] = []
+    monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: 3)
+    monkeypatch.setattr(
+        "fedflat.processes.forkserver.ensure_running",
+        lambda: events.append([os.environ.get(name) for name in ("PYTHONSAFEPATH", *KEEPS_FREED_MEMORY)]),
+    )
+
+    def load(*_: object) -> None:
+        events.append("loading")
+        raise UserError("no data")
+
+    monkeypatch.setattr("fedflat.experiment.setup.problem.load_data", load)
+    for module in ("engine", "problem"):
+        device = torch.device(changes.get("user_device", "cpu"))
+        monkeypatch.setattr(f"fedflat.experiment.setup.{module}.device_of", lambda _, device=device: device)
+    objects: dict[str, Any] = {name: changes.get(f"user_{name}") for name in ("model", "task")}
+    settings = {name: value for name, value in changes.items() if not name.startswith("user_")}
+    with pytest.raises(UserError, match="no data"):
+        Run(make_config(None, SETTINGS | {"model": "lenet5"} | settings), **objects)
+    started = [["1", *KEEPS_FREED_MEMORY.values()]]
+    assert events == [*(started if starts else []), "loading"]
+
+
 class Recurrent(nn.Module):
     """A small model whose steps take long."""
 

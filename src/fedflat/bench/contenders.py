@@ -33,7 +33,7 @@ class Fedflat(LocalContender):
     def run_rounds(self, timer: RoundTimer) -> None:
         """Train until the timer's callback stops the run with ``NoMoreRounds``; any other end is an error."""
         config = self.setting.config(self.algorithm, self.precision, self.engine, self.clients)
-        record = Run(config, data=self.setting.load_data(), callbacks=(TimerCallback(timer),)).execute()
+        record = Run(config, data=self.setting.random_data(), callbacks=(TimerCallback(timer),)).execute()
         raise UserError(f"{self.algorithm} stopped: {record.reason}; measure with a lower --lr")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ ROUNDS = 1000
 """Rounds in the config of the measured run, enough for compilation to pay off; the benchmark stops earlier."""
 RANDOM = "random"
 TEST_EXAMPLES = 500
-"""Size of the test set; evaluation is not measured."""
+"""Test examples that a run evaluates; evaluation is not measured."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class BenchmarkSetting:
                     "batch_size": self.batch_size,
                     "lr": self.lr,
                 },
-                "evaluation": {"every": ROUNDS},  # i.e. after the last round
+                "evaluation": {"every": ROUNDS, "examples": TEST_EXAMPLES},  # i.e. after the last round
                 "engine": {
                     "name": engine,
                     "precision": precision,
@@ -111,11 +111,13 @@ class BenchmarkSetting:
         )
 
     def load_data(self) -> Dataset:
-        """Return the dataset, with a small test set because evaluation is not measured; generates ``random(...)``."""
-        if self.dataset.partition("(")[0].strip().lower() == RANDOM:
-            return make(RandomImages, parse_one(self.dataset), "data").dataset()
-        data = load(self.dataset, self.data_dir)
-        return replace(data, test=data.test.take(torch.arange(min(TEST_EXAMPLES, len(data.test)))))
+        """Return the dataset; generates ``random(...)``."""
+        return self.random_data() or load(self.dataset, self.data_dir)
+
+    def random_data(self) -> Dataset | None:
+        """Generate the dataset ``random(...)``; returns None for other datasets, which a run loads by itself."""
+        is_random = self.dataset.partition("(")[0].strip().lower() == RANDOM
+        return make(RandomImages, parse_one(self.dataset), "data").dataset() if is_random else None
 
     @property
     def on_gpu(self) -> bool:

@@ -24,7 +24,14 @@ from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import begin_averages, decide_compile, engine_for, explain_gpu_errors, training_of
+from fedflat.experiment.setup.engine import (
+    begin_averages,
+    decide_compile,
+    engine_for,
+    explain_gpu_errors,
+    prepare_workers,
+    training_of,
+)
 from fedflat.experiment.setup.privacy import budget_verdict, privacy_metrics
 from fedflat.experiment.setup.problem import build_problem, check_new_run, decide_precision
 from fedflat.experiment.stopping import DIVERGENCE_CHECK_EVERY, Verdict, describe_divergence, stopping_verdict
@@ -84,6 +91,8 @@ class Run:
         recorded = RunFolder(folder).config() if folder and resume else None
         config = config if engine else decide_precision(config, recorded)  # remote sites decide by themselves
         with explain_gpu_errors(config):
+            if engine is None:
+                prepare_workers(config, self._user_objects)
             self.problem, self.partition = build_problem(config, data, model, task)
         self.config = config = config if engine else decide_compile(config, self.problem, self.partition, recorded)
         if not resume:  # a resumed run was checked when it began

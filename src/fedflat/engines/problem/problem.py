@@ -99,7 +99,7 @@ class Problem:
         self._counters = batch_counters(self.model)
         self._cpu_weights_and_views: tuple[Tensor, dict[str, Tensor]] | None = None
         self._kernels: ChainKernels | None = None
-        self._create_loader(self.channels_last)
+        self._loader: BatchLoader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything except scratch memory and the compiled kernels, which each worker process loads for itself."""
@@ -125,17 +125,21 @@ class Problem:
             warnings.warn(f"{error}; training continues with torch's kernels, which are slower", stacklevel=2)
         else:
             self.kernel_source = source
-            self._create_loader(channels_last=False)  # the kernels have a memory layout of their own
+            self._loader = None  # the kernels have a memory layout of their own
 
     def _source(self, batch_size: int) -> ChainSource | None:
         return source_of_model(self.model, self.data.input_shape, self.layout.offsets, batch_size)
 
-    def _create_loader(self, channels_last: bool) -> None:
-        """Create the batch loader; the training images take on its memory layout."""
-        self._loader = BatchLoader(
-            self.data.train, self.augmentation, self._mean, self._std, self.arithmetic or self.dtype, channels_last
-        )
-        self.data = replace(self.data, train=self._loader.examples)
+    def prepare_batches(self) -> BatchLoader:
+        """Return the batch loader; the first call converts the training images to its memory layout.
+
+        Engines call this first, so that worker processes do not convert them again and compiled steps do not do it.
+        """
+        if self._loader is None:
+            dtype, channels_last = self.arithmetic or self.dtype, self.channels_last and self.kernel_source is None
+            self._loader = BatchLoader(self.data.train, self.augmentation, self._mean, self._std, dtype, channels_last)
+            self.data = replace(self.data, train=self._loader.examples)
+        return self._loader
 
     def initial_state(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the weights and buffers that the network itself holds; a run starts from them.
@@ -200,7 +204,8 @@ class Problem:
             positions: int64 positions in the whole training set [batch].
             draws: random numbers of the augmentation for this batch, by name.
         """
-        inputs, targets = self._loader.inputs(positions, draws), self._loader.targets(positions, draws)
+        loader = self.prepare_batches()
+        inputs, targets = loader.inputs(positions, draws), loader.targets(positions, draws)
         mixing = self.augmentation.mix(draws, len(positions))
         if mixing is None:
             return Batch(inputs, targets)

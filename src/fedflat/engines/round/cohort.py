@@ -300,6 +300,7 @@ class CohortEngine(ABC):
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        problem.prepare_batches()
         self.buffers: CohortBuffers | None = None
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:

@@ -31,11 +31,13 @@ from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import GpuFailed, UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.privacy import mechanism_of
-from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.setup.problem import build_problem, device_of
 from fedflat.experiment.setup.timing import step_limit
 from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.models import classifier_parameters
-from fedflat.processes import available_cores
+from fedflat.models.mlp import Mlp
+from fedflat.operating_system import KEEPS_FREED_MEMORY
+from fedflat.processes import available_cores, is_sendable, start_fork_server
 from fedflat.registry import load_plugins, loaded_plugins
 
 if TYPE_CHECKING:
@@ -89,6 +91,20 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
             problem.use_kernels(config.training.batch_size)
         return LoopEngine(problem, settings.workers or _default_workers(config, problem))
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
+
+
+def prepare_workers(config: Config, user_objects: UserObjects) -> None:
+    """Start the process that forks the workers if a run will likely use them; it imports torch in the background.
+
+    A run calls this before it loads its data, so that both happen at the same time.
+    """
+    settings = config.engine
+    # Their sizes are not known here; if such a model is large, its workers start later.
+    may_be_small = user_objects["model"] is not None or config.model.startswith(Mlp.name)
+    workers = settings.workers or (1 if may_be_small else available_cores())
+    is_local_loop = settings.name in ("auto", "loop") and device_of(config).type == "cpu"
+    if workers > 1 and is_local_loop and is_sendable(user_objects):
+        start_fork_server(KEEPS_FREED_MEMORY)
 
 
 def _default_workers(config: Config, problem: Problem) -> int:
