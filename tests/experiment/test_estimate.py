@@ -125,13 +125,13 @@ def test_describe_forecast() -> None:
 def test_the_forecast_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, lanes: int, precision: str, expected: tuple[int, str | None]
 ) -> None:
-    """Of four wanted lanes with 90 bytes, and 10 bytes per client in the cohort."""
+    """Lanes of 90 bytes, four if all of them fit, and 10 bytes per client in the cohort."""
     answers = {"max_memory_reserved": 500, "empty_cache": None, "mem_get_info": (RESERVE + 899, 10**9)}
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
     engine = LaneEngine(Run(config(SMALL)).problem)
-    engine.lanes, engine.buffers = [SimpleNamespace(memory=90)] * lanes, SimpleNamespace(rows=4)  # type: ignore
+    engine.lanes, engine.is_short_of_memory = [SimpleNamespace(memory=90)] * lanes, lanes < 4  # type: ignore[list-item]
     run = SimpleNamespace(engine=engine, config=config({"model": "cnn", "engine": {"precision": precision}}))
     found = estimate._gpu_forecast(run, 10)  # type: ignore[arg-type]
     assert (found.fitting, found.bf16_speedup) == expected

@@ -30,7 +30,7 @@ from fedflat.flatness.precision import tf32_allowed
 MOST_LANES = 16
 """Largest number of lanes: more streams do not help, because the GPU is fully used."""
 LANE_MEMORY = 20 * 2**30
-"""Bytes that all lanes together may keep: steps that need more memory are so large that a few lanes use the GPU fully."""
+"""Bytes that all lanes together may keep; larger steps use the GPU fully with a few lanes."""
 FEWEST_LANES = 2
 """Lanes that may exceed ``LANE_MEMORY``, so that one computes while another waits for the host."""
 BATCHES_AT_ONCE = 5
@@ -42,7 +42,7 @@ class LaneEngine(CohortEngine):
 
     Args:
         problem: model, task and data.
-        lanes: largest number of clients to train at once; fewer do if lanes keep more than ``LANE_MEMORY`` or do not fit.
+        lanes: largest number of clients to train at once; fewer do if they do not fit or would keep ``LANE_MEMORY``.
         step: builds the local step, eager (``eager_step``) or compiled (``compiled_step``).
     """
 
