@@ -10,7 +10,7 @@ import torch
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Aggregation, sum_in_parts, uniform_weights, weighted_sum
+from fedflat.engines.round.contract import CACHED, Aggregation, sum_in_parts, uniform_weights, weighted_sum
 from fedflat.errors import UserError
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
@@ -110,3 +110,16 @@ def test_a_cohort_of_one_is_its_own_centre(text: str, centre: str) -> None:
         return run.execute().models["server"].weights
 
     assert torch.allclose(weights(aggregation=centre, trim=0.0), weights(), atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(19,), (19, 0), (3, 7), (19, CACHED + 3), (9, 2, CACHED)])
+def test_a_weighted_sum_has_the_bits_of_its_blocks(shape: tuple[int, ...]) -> None:
+    rows, weights = torch.randn(shape), torch.rand(shape[0])
+    expected = torch.zeros(shape[1:])
+    for start in range(0, len(rows), 8):
+        partial = rows[start] * weights[start]
+        for row in range(start + 1, min(start + 8, len(rows))):
+            partial = partial + rows[row] * weights[row]
+        expected = expected + partial
+    assert torch.equal(weighted_sum(rows, weights), expected)
+    assert torch.equal(weighted_sum(rows, weights.tolist()), expected)
