@@ -169,6 +169,13 @@ def test_case_and_underscores_are_accepted() -> None:
     assert canonical(algorithm("FedAvg+SAM(rho=0.05)")) == "fedsam"
 
 
+def test_a_name_is_used_only_if_its_parameters_give_the_same_algorithm() -> None:
+    """``fedgloss(ramp=2)`` sets the ramps of the server and of clients."""
+    text = "fedavg+gloss(alpha=0.1,ramp=2)+ramped-sam(rho=0.15)"
+    assert canonical(algorithm(text)) == text
+    assert canonical(algorithm(text.replace("0.15", "0.15,ramp=2"))) == "fedgloss(ramp=2)"
+
+
 MISTAKES: dict[str, tuple[str, ...]] = {
     "fedsma": ("'fedsma'", "fedswa", "fedsam"),
     "fedwmsan": ("fedwmsam",),

@@ -365,23 +365,32 @@ def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
         released: whether to start from ``variant=released``.
 
     Returns:
-        The text; None if the named algorithm has parts that ``target`` lacks, has no released variant, or if a part to
-        add is not registered.
+        The text; None if the named algorithm has parts that ``target`` lacks, has no released variant, cannot be given
+        the parameters of ``target``, or if a part to add is not registered.
     """
     if released and name not in RELEASED:
         return None
-    values: dict[str, Value] = {"variant": "released"} if released else {}
+    values: dict[str, Value] = {}
     base = RELEASED[name] if released else NAMED[name]
-    parts_to_add: list[Any] = []
+    kept: list[Any] = []  # parts that the named algorithm has, perhaps with other parameters
+    added: list[Any] = []
     for slot in SLOTS:
         wanted, present = getattr(target, slot), getattr(base, slot)
         if type(wanted) is type(present):
             values |= changed(wanted, present)  # the parameters that differ
+            kept.append(wanted)
         elif present == _DEFAULTS[slot]:
-            parts_to_add.append(wanted)
+            added.append(wanted)
         else:  # a text cannot replace the part that a named algorithm has in a slot
             return None
-    parts_to_add += target.averages
-    if any(part_name(part) is None for part in parts_to_add):
+    # A text sets a parameter in all of the algorithm's parts that have it.
+    if any(getattr(part, key, value) != value for part in kept for key, value in values.items()):
         return None
-    return "+".join([show(name, values), *map(_part_text, parts_to_add)])
+    count = len(base.averages)
+    if target.averages[:count] != base.averages:
+        return None
+    added += target.averages[count:]
+    if any(part_name(part) is None for part in added):
+        return None
+    variant: dict[str, Value] = {"variant": "released"} if released else {}
+    return "+".join([show(name, variant | values), *map(_part_text, added)])
