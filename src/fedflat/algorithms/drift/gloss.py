@@ -85,7 +85,6 @@ class Gloss(Dyn):
         return target + (means.x - means.z), state
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return why the server cannot use what it averages, or None if it can."""
         if self.dual_scope == "active":
             return "FedGloSS needs the mean displacement, which clients do not upload with dual_scope=active; use all"
         if getattr(slots["start"], "server", None) == "average":

@@ -107,6 +107,5 @@ class Wmsam(Drift):
         return f"{self.NEEDS_SGD}; use a drift correction without momentum, e.g. scaffold(option=I)+{optimiser}"
 
     def robust_aggregation_conflict(self) -> str | None:
-        """Return why robust aggregation must not replace the mean, or None without control variates (``personal``)."""
         mean_of_variates = "the server's control variate must equal the mean of the clients' control variates"
         return mean_of_variates if self.personal else None

@@ -55,7 +55,6 @@ class Awa(ChosenWeights):
         return (scalar("moved", sent=False),)
 
     def choose(self, rows: ClientRows, state: State) -> tuple[Tensor, State]:
-        """Take Adam steps on the cohort's logits; return the weights, and how far all clients' logits have moved."""
         initial = rows.weights * rows.share
         moved = state["moved"].expand(round(len(initial) / rows.share)).clone()
         logits = initial + moved[rows.clients]
@@ -70,7 +69,6 @@ class Awa(ChosenWeights):
         return (before if self.weights_from == "before" else logits).softmax(0), {"moved": moved}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if clients upload something other than y_K - z, and None otherwise."""
         if getattr(slots["drift"], "dual_scope", "all") == "active":
             return "FedAWA needs displacements, which dual_scope=active does not upload; use dual_scope=all"
         return None if slots["start"] == Start() else "FedAWA compares models z + D_i, so all clients must start from z"
