@@ -266,6 +266,13 @@ def spectrum_on(values: torch.Tensor, count: int, dtype: torch.dtype = torch.flo
     return spectrum_of(Quadratic(matrix, zeros, zeros).objective(), count, trace_draws=0, **options)
 
 
+@pytest.mark.parametrize("method", ["lanczos", "power"])
+@pytest.mark.parametrize(("by", "values"), [("value", [3.0, 1.0, -8.0]), ("magnitude", [-8.0, 3.0, 1.0])])
+def test_eigenvalues_are_ordered_by_value_or_by_magnitude(method: str, by: str, values: list[float]) -> None:
+    found = spectrum_on(torch.tensor(values), 3, method=method, by=by, iterations=200)
+    assert found.eigenvalues == pytest.approx(values, abs=1e-3)
+
+
 def test_lambda_min_can_be_skipped() -> None:
     values = torch.cat([torch.tensor([10.0]), torch.linspace(-1, 1, 99)])
     with_smallest, without = (spectrum_on(values, 1, lambda_min=wanted) for wanted in (True, False))

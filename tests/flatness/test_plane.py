@@ -51,12 +51,6 @@ def test_coordinates_are_those_of_the_paper() -> None:
     np.testing.assert_allclose(plane.corners, [(0, 0), (5, 0), (4, 13**0.5)])
 
 
-def test_distances_in_the_plane_are_distances_between_weights() -> None:
-    a, b, c = three(3)
-    _, second, third = Plane.through(a, b, c).corners
-    assert np.hypot(*np.subtract(third, second)) == pytest.approx(float((c - b).norm()))
-
-
 def test_shares_reproduce_every_point() -> None:
     a, b, c = three(1)
     plane = Plane.through(a, b, c)
