@@ -190,6 +190,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fedavg+wima(windw=3)": ("wima", "'windw'", "window"),
     "fedprox(lambda=1)": ("fedprox", "'lambda'", "mu, server_lr, variant"),
     "quantum": ("'quantum'", "fedflat algorithms"),
+    "fedavg(1.5)": ("fedavg(server_lr=1.5)",),
     "fedsam(variant=released)": ("fedsam", "'released'", "fedlesam"),
     "fedlesam(variant=published)": ("fedlesam", "'published'", "paper"),
     "fedavg+sam(variant=released)": ("sam", "'variant'"),

@@ -272,7 +272,7 @@ def _values_of_call(name: str, base: Algorithm, values: Mapping[str, Value]) -> 
     positional = [field.name for part in own_parts for field in parameters(part)]
     if len(own_parts) == 1:
         positional = positional_parameters(own_parts[0])
-    named_values = with_names(values, positional, name)
+    named_values = with_names(values, positional or [*known, "variant"], name)
     for parameter, value in named_values.items():
         if parameter not in known:
             options = [*known, "variant"]
