@@ -112,6 +112,7 @@ def test_the_middle_of_an_odd_axis_is_exactly_the_model() -> None:
         ({"points": 1}, "at least 2"),
         ({"radius": 0.0}, "above 0"),
         ({"radius": math.nan}, "above 0"),
+        ({"radius": math.inf}, "above 0"),
         ({"dimensions": 3}, "dimensions=3"),
     ],
 )

@@ -126,6 +126,9 @@ def test_models_that_span_no_plane_are_refused() -> None:
         Plane.through(a, b, 0.25 * a + 0.75 * b)
     with pytest.raises(UserError, match="got 2"):
         plane_landscape({"a": Model(a, EMPTY), "b": Model(b, EMPTY)}, lambda m: {"train_loss": m.weights.sum()})
+    for margin in (-0.5, float("nan")):
+        with pytest.raises(UserError, match=f"margin={margin}"):
+            plane_landscape({name: Model(a, EMPTY) for name in "abc"}, lambda m: {}, margin=margin)
 
 
 def test_the_first_difference_in_shape_is_named() -> None:
