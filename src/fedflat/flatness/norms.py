@@ -9,8 +9,8 @@ take the weights into account:
 
 w_s are the rows of one layer's weights, i.e. the weights of its output s, and H_ss' the second derivatives with respect
 to w_s and w_s'. F is the empirical Fisher matrix of all weights. u is standard normal; in the magnitude-aware variant,
-entry i of the perturbation has the variance sigma^2 w_i^2 + 1e-6. Invariant to layer-wise rescaling are the relative
-flatness and the Fisher-Rao norm and, up to the constant 1e-6, the magnitude-aware sigma.
+entry i of the perturbation has the variance sigma^2 w_i^2 + 1e-6. The relative flatness, the Fisher-Rao norm and, up to
+the constant 1e-6, the magnitude-aware sigma are invariant to layer-wise rescaling.
 """
 
 from __future__ import annotations
