@@ -1,6 +1,9 @@
-"""Trajectories of the numpy reference: golden iterates, reductions, closed forms, limits (numbers: the identities)."""
+"""The numpy reference: golden iterates, limits and symmetries (numbers in comments: the specification's identities).
 
-from functools import reduce
+The other identities are tested on the library in ``tests/algorithms``, which also holds it against the reference.
+"""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,8 +11,10 @@ import pytest
 from .reference import (
     GOLDEN,
     GOLDEN_SOFTMAX,
+    METHODS,
     Quadratics,
     Setting,
+    Trace,
     bed,
     draw_cohorts,
     golden,
@@ -17,9 +22,23 @@ from .reference import (
     identities,
     linear_rates,
 )
-from .reference.checks import FULL, FULL_OR_PARTIAL, PARTIAL, end, run, same, uneven
-from .reference.identities import Identity, Limit
+from .reference.identities import Limit
 from .reference.trace import Vector
+
+FULL, PARTIAL = bed(rounds=8), bed(rounds=12, size=2)
+
+
+def run(setting: Setting, name: str, **parameters: Any) -> Trace:
+    return setting.run(METHODS[name], **parameters)
+
+
+def same(left: Any, right: Any, atol: float = 1e-9) -> None:
+    np.testing.assert_allclose(np.asarray(left), np.asarray(right), rtol=0, atol=atol)
+
+
+def end(setting: Setting, name: str, rounds: int, size: int | None = None, **parameters: Any) -> Vector:
+    cohorts = draw_cohorts(rounds, setting.problem.N, size)
+    return run(setting.but(cohorts=cohorts), name, **parameters).x[-1]
 
 
 @pytest.mark.parametrize("row", GOLDEN)
@@ -28,96 +47,19 @@ def test_golden_iterates(row: str) -> None:
     assert expected.error(run(golden(), expected.method, **expected.parameters).x) < 6e-11
 
 
-@FULL_OR_PARTIAL
-@pytest.mark.parametrize("identity", identities.REDUCTIONS, ids=str)
-def test_one_method_reduces_to_another(setting: Setting, identity: Identity) -> None:
-    for each in (setting, uneven(setting)):
-        left, right = (run(each, name, **parameters) for name, parameters in identity.sides)
-        same(left.x, right.x)
+@pytest.mark.parametrize("row", GOLDEN_SOFTMAX)
+def test_golden_iterates_of_softmax_regression(row: str) -> None:
+    method, parameters, eta, first, third = GOLDEN_SOFTMAX[row]
+    x = run(golden_softmax().but(eta=eta), method, **parameters).x
+    same([x[0], x[2]], [first, third], atol=1e-11)
 
 
-@pytest.mark.parametrize("identity", identities.REDUCTIONS_IF_FULL, ids=str)
-def test_some_methods_agree_under_full_participation_only(identity: Identity) -> None:
-    for setting, agree in ((FULL, True), (PARTIAL, False)):
-        left, right = (run(setting, name, **parameters) for name, parameters in identity.sides)
-        assert np.allclose(left.x, right.x, rtol=0, atol=1e-9 if agree else 1e-3) == agree
-
-
-@FULL_OR_PARTIAL
-def test_first_round_and_first_participation_are_uncorrected(setting: Setting) -> None:
-    first = run(setting, "fedavg").x[0]
-    same(run(setting, "scaffold").x[0], first)  # 17
-    same(run(setting, "fedgamma", rho=0.1).x[0], run(setting, "fedsam", rho=0.1).x[0])
-    same(run(setting, "fedmoswa").x[0], run(setting, "fedswa").x[0])
-    same(run(setting, "fedlesam", rho=0.5).x[0], first)
-    same(run(setting, "fedcm", alpha=0.3).x[0], run(setting.but(eta=0.3 * setting.eta), "fedavg").x[0])  # 8
-    once = setting.but(cohorts=[[0], [3, 1], [2, 4]])
-    same(run(once, "fedlesam", rho=0.5).x, run(once, "fedavg").x)  # 13
-    same(run(once, "fedmoswa", gamma=0.0).x, run(once, "fedswa").x)  # 19: nobody comes back, and m stays 0
-
-
-@FULL_OR_PARTIAL
-def test_feddyn_paper_form_is_the_displacement_form(setting: Setting) -> None:  # 16
-    alpha, problem = 0.3, setting.problem
-    x, a = setting.x0, np.zeros_like(problem.b)
-    for cohort, expected in zip(setting.cohorts, run(setting, "feddyn", alpha=alpha).x, strict=True):
-        ends = []
-        for i in cohort:
-            y = x
-            for _ in range(setting.steps):
-                y = y - setting.eta * (problem.gradient(i, y) + alpha * (y - x + a[i]))
-            a[i] += y - x
-            ends.append(y)
-        x = np.mean(ends, 0) + a.mean(0)
-        same(x, expected)
-
-
-def test_server_optimisers() -> None:
-    same(run(PARTIAL, "fedadagrad", server_lr=2e7, tau=1e7).x, run(PARTIAL, "fedavg").x, atol=1e-6)  # 20
+def test_moments_of_server_optimisers() -> None:
     q = run(FULL, "fedavg").x[0] - FULL.x0
-    trace = run(FULL, "fedyogi", v_init=2 * q**2, beta1=0.0)  # 21
-    same(trace.x[0], run(FULL, "fedadam", v_init=2 * q**2, beta1=0.0).x[0])
     one = FULL.but(cohorts=FULL.cohorts[:1])
-    same(abs(run(one, "fedyogi", v_init=0.3).server[0]["v"] - 0.3), 0.01 * q**2)
-    same(
-        run(one, "fedadam", v_init=0.0, bias_correction=True, server_lr=0.2, tau=0.1).x[0],
-        FULL.x0 + 0.2 * q / (abs(q) + 0.1),
-    )
+    corrected = run(one, "fedadam", v_init=0.0, bias_correction=True, server_lr=0.2, tau=0.1)
+    same(corrected.x[0], FULL.x0 + 0.2 * q / (abs(q) + 0.1))
     same(run(one, "fedadam", second_moment_of="momentum", v_init=0.0).server[0]["v"], 0.01 * (0.1 * q) ** 2)
-
-
-def test_single_local_steps_are_classical_methods() -> None:
-    one = bed(rounds=15).but(steps=1)
-    problem, eta = one.problem, one.eta
-
-    def G(x: Vector) -> Vector:
-        return np.mean([problem.gradient(i, x) for i in range(problem.N)], 0)
-
-    descent, heavy, nesterov, optax = [one.x0], [one.x0, one.x0], [one.x0], [one.x0]
-    velocity, momentum = np.zeros_like(one.x0), np.zeros_like(one.x0)
-    for _ in one.cohorts:
-        descent.append(descent[-1] - eta * G(descent[-1]))
-        heavy.append(heavy[-1] - eta * G(heavy[-1]) + 0.9 * (heavy[-1] - heavy[-2]))
-        velocity = 0.9 * velocity - eta * G(nesterov[-1] + 0.9 * velocity)
-        nesterov.append(nesterov[-1] + velocity)
-        momentum = G(optax[-1]) + 0.9 * momentum
-        optax.append(optax[-1] - eta * momentum)
-    for name, parameters in (("fedavg", {}), ("mime", {}), ("scaffold", {"option": "I"}), ("scaffold", {})):  # 23, 27
-        same(run(one, name, **parameters).x, descent[1:])
-    same(run(one, "fedavgm", beta=0.9).x, heavy[2:])  # 26
-    same(run(one, "fedacg", lam=0.9, beta=0.0).x, nesterov[1:])
-    same(run(one, "mimelite", beta=0.9).x, optax[1:])  # 24
-    same(run(one, "mime", beta=0.9).x, optax[1:])
-    same(run(one, "mime", beta=0.9, form="ema").x, run(one.but(eta=0.1 * eta), "mime", beta=0.9).x)
-
-
-@FULL_OR_PARTIAL
-def test_adabest_without_client_terms_extrapolates_the_mean(setting: Setting) -> None:  # 25
-    x = previous = setting.x0
-    for cohort, expected in zip(setting.cohorts, run(setting, "adabest", mu=0.0, beta=0.6).x, strict=True):
-        a = run(setting.but(x0=x, cohorts=[cohort]), "fedavg").x[0]
-        x, previous = a + 0.6 * (a - previous), a
-        same(x, expected)
 
 
 def test_adabest_fades_the_client_term_by_the_rounds_missed() -> None:
@@ -130,26 +72,13 @@ def test_adabest_fades_the_client_term_by_the_rounds_missed() -> None:
     same(trace.evaluated["cloud"], trace.x)
 
 
-def test_one_client_is_centralised_training() -> None:  # 29
-    problem = Quadratics(FULL.problem.A[:1], FULL.problem.b[:1])
-    x = FULL.x0
-    for _ in range(4 * 7):
-        x = x - 0.05 * problem.gradient(0, x)
-    same(run(FULL.but(problem=problem, cohorts=[[0]] * 4), "fedavg").x[-1], x)
-
-
-def test_rates_and_local_closed_forms() -> None:
-    assert sum(linear_rates(1.0, 50, 0.1)) == pytest.approx(27.95, abs=1e-12)  # 31
-    assert sum(linear_rates(0.3, 7, 0.4)) == pytest.approx(0.3 * (7 - 0.6 * 6 / 2), abs=1e-12)
-    problem, x, eye = FULL.problem, FULL.x0, np.eye(6)
-    alone = FULL.but(cohorts=[[2]])
-    A, b = problem.A[2], problem.b[2]
-    same(run(alone, "fedavg").x[0], b + np.linalg.matrix_power(eye - 0.05 * A, 7) @ (x - b))  # 32
-    product = reduce(np.matmul, [eye - lr * A for lr in linear_rates(0.05, 7, 0.1)])
-    same(run(alone, "fedswa", server_lr=1.0).x[0], b + product @ (x - b))
-    M = A + 0.4 * eye
-    D = -(eye - np.linalg.matrix_power(eye - 0.05 * M, 7)) @ np.linalg.solve(M, A @ (x - b))
-    same(run(alone, "fedprox", mu=0.4).x[0], x + D)
+def test_released_fedmoswa() -> None:
+    trace = run(PARTIAL, "fedmoswa", gamma=0.1, gamma_first_round=1.0)
+    same(trace.server[0]["m"], np.mean([trace.clients[0][i]["c"] for i in PARTIAL.cohorts[0]], 0))
+    ratio = sum(linear_rates(0.05, 7, 0.1)) / (7 * 0.05 * 1.1 / 2)
+    once = PARTIAL.but(cohorts=PARTIAL.cohorts[:1])
+    i = PARTIAL.cohorts[0][0]
+    same(run(once, "fedmoswa", normaliser="trapezoid").clients[0][i]["c"], ratio * trace.clients[0][i]["c"])
 
 
 def test_server_optimisers_keep_fedavgs_fixed_point() -> None:
@@ -198,8 +127,25 @@ def test_equal_hessians_end_at_the_mean_of_the_minima() -> None:  # 53
         same(end(equal, name, 400, **parameters), equal.problem.b.mean(0))
 
 
-@pytest.mark.parametrize("row", GOLDEN_SOFTMAX)
-def test_golden_iterates_of_softmax_regression(row: str) -> None:
-    method, parameters, eta, first, third = GOLDEN_SOFTMAX[row]
-    x = run(golden_softmax().but(eta=eta), method, **parameters).x
-    same([x[0], x[2]], [first, third], atol=1e-11)
+@pytest.mark.parametrize("name", METHODS)
+def test_equivariance(name: str) -> None:  # 54
+    problem, expected = PARTIAL.problem, np.array(run(PARTIAL, name).x)
+    shift = np.arange(6.0) - 2.0
+    moved = PARTIAL.but(problem=Quadratics(problem.A, problem.b + shift), x0=PARTIAL.x0 + shift)
+    Q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(6, 6)))
+    turned = PARTIAL.but(problem=Quadratics(Q @ problem.A @ Q.T, problem.b @ Q.T), x0=Q @ PARTIAL.x0)
+    shifts = np.allclose(run(moved, name).x, expected + shift, rtol=0, atol=1e-8)
+    turns = np.allclose(run(turned, name).x, expected @ Q.T, rtol=0, atol=1e-8)
+    assert shifts == (name not in identities.NOT_TRANSLATED)
+    assert turns == (name not in identities.NOT_ROTATED)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_scaling_the_loss_against_the_rate(name: str) -> None:  # 55
+    s, scaled = 3.0, identities.scaled
+    flat = PARTIAL.but(eta=np.linspace(0.06, 0.03, len(PARTIAL.cohorts)), steps=[7, 3, 5, 1, 4])
+    steep = flat.but(problem=Quadratics(s * flat.problem.A, flat.problem.b), eta=flat.eta / s)
+    left, right = run(flat, name, **scaled(name, 1.0)), run(steep, name, **scaled(name, s))
+    assert np.allclose(left.x, right.x, rtol=0, atol=1e-8) == (name not in identities.UNITS_MIXED)
+    if name == "fedwmsam":
+        same(run(flat, name, rho=0.0).x, run(steep, name, rho=0.0).x)

@@ -27,15 +27,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "algorithms": (
         "tests/test_golden.py",
         "tests/algorithms",
-        "tests/test_reference.py",
-        "tests/test_reference_invariants.py",
         "tests/testing",
         "src/fedflat/algorithms",
     ),
     "averaging": (
         "tests/test_golden.py",
         "tests/algorithms",
-        "tests/reference",
         "tests/experiment/test_run.py",
         "src/fedflat/averaging",
     ),

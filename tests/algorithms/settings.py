@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..quadratics import Walk, text_of, walk
-from ..reference import METHODS, Quadratics, Setting, Trace, bed, draw_cohorts
+from ..reference import METHODS, Quadratics, Setting, Trace, bed
 
 K, STEPS = 4, [4, 3, 5, 1, 2]
 DECAY = 0.9
@@ -88,8 +88,3 @@ def same(left: Any, right: Any, atol: float = 1e-9) -> None:
 
 def differ(left: Any, right: Any, by: float = 1e-3) -> None:
     assert np.abs(np.asarray(left) - np.asarray(right)).max() > by
-
-
-def end(text: str, setting: Setting, rounds: int, size: int | None = None, **options: Any) -> np.ndarray:
-    """Where a long walk of the library ends."""
-    return walk(text, setting.but(cohorts=draw_cohorts(rounds, setting.problem.N, size)), quick=True, **options).x[-1]

@@ -290,7 +290,10 @@ def test_a_client_that_claims_no_effective_steps_does_no_harm(monkeypatch: pytes
     assert np.isfinite(walk("fednova", PARTIAL).x).all()
 
 
-@pytest.mark.parametrize("text", ["ghbm(tau=1)", "fednova", "fedadamw", "fedmuon"])
+ZERO_LR = ["ghbm(tau=1)", "fednova", "fedadamw", "fedmuon", "scaffold", "fedcm", "fedmo(normaliser=trapezoid)", "feddc"]
+
+
+@pytest.mark.parametrize("text", ZERO_LR)
 def test_a_learning_rate_of_zero_leaves_the_model_finite(text: str) -> None:
     """The last round of a cycle down to 0 has this learning rate."""
     assert np.isfinite(walk(f"{text}+cyclic(low=0,length=2,start=0)", PARTIAL).x).all()

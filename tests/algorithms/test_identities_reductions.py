@@ -24,9 +24,6 @@ REDUCTIONS = [
     *identities.REDUCTIONS,
     Identity(2, "fedswa", {"final_lr": 1.0, "server_lr": 1.3}, "fedavgm", {"beta": 0.0, "server_lr": 1.3}),
     Identity(5, "fedavgm", {"beta": 0.0, "server_lr": 1.0}, "fedavg", {}),
-    Identity(
-        16, "feddyn", {"alpha": 0.3}, "feddyn", {"alpha": 0.3}
-    ),  # the library's form by displacements, the reference's by gradients
 ]
 
 
@@ -42,7 +39,6 @@ def test_reduction_under_full_participation_only(identity: Identity) -> None:
     (left, ours), (right, theirs) = identity.sides
     same(named(left, "full", **ours).x, reference(right, "full", **theirs).x)
     differ(named(left, "partial", **ours).x, named(right, "partial", **theirs).x)
-    same(named(left, "partial", **ours).x, reference(left, "partial", **ours).x)
 
 
 BASES: list[tuple[str, dict[str, Any]]] = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.server import Extrapolation
 from fedflat.algorithms.weights import Aligned, ClientRows, Disco
-from fedflat.algorithms.weights.awa_loss import logit_gradient
+from fedflat.algorithms.weights.awa import logit_gradient
 from fedflat.data import Examples
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.plan import Plan

@@ -1,6 +1,7 @@
 """Identities 31, 32, 42 to 45, 51 and 52 of the specification: closed forms and states.
 
-Symmetries (54 to 56) are tested for the reference, which the library equals, and for random compositions.
+Limits (33 to 41) and symmetries (54, 55) are tested for the reference, which the library equals; symmetries (54 to 56)
+also for random compositions.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from fedflat.algorithms.perturbation import Guided, Lesam, RampedSam, Sam
 from fedflat.algorithms.server import Extrapolation, Sgd
 from fedflat.algorithms.slot import Slot
 from fedflat.errors import UserError
-from fedflat.text import show, write_value
+from fedflat.text import show
 
 
 def rejection(text: str) -> str:
@@ -169,6 +169,13 @@ def test_case_and_underscores_are_accepted() -> None:
     assert canonical(algorithm("FedAvg+SAM(rho=0.05)")) == "fedsam"
 
 
+def test_a_name_is_used_only_if_its_parameters_give_the_same_algorithm() -> None:
+    """``fedgloss(ramp=2)`` sets the ramps of the server and of clients."""
+    text = "fedavg+gloss(alpha=0.1,ramp=2)+ramped-sam(rho=0.15)"
+    assert canonical(algorithm(text)) == text
+    assert canonical(algorithm(text.replace("0.15", "0.15,ramp=2"))) == "fedgloss(ramp=2)"
+
+
 MISTAKES: dict[str, tuple[str, ...]] = {
     "fedsma": ("'fedsma'", "fedswa", "fedsam"),
     "fedwmsan": ("fedwmsam",),
@@ -183,6 +190,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fedavg+wima(windw=3)": ("wima", "'windw'", "window"),
     "fedprox(lambda=1)": ("fedprox", "'lambda'", "mu, server_lr, variant"),
     "quantum": ("'quantum'", "fedflat algorithms"),
+    "fedavg(1.5)": ("fedavg(server_lr=1.5)",),
     "fedsam(variant=released)": ("fedsam", "'released'", "fedlesam"),
     "fedlesam(variant=published)": ("fedlesam", "'published'", "paper"),
     "fedavg+sam(variant=released)": ("sam", "'variant'"),
@@ -206,40 +214,24 @@ def test_mistakes_are_reported_with_the_nearest_valid_name(text: str) -> None:
     assert [piece for piece in MISTAKES[text] if piece not in message] == []
 
 
-OUT_OF_RANGE = """
-    fedsam(rho=-0.1) fedasam(rho=-1) fedasam(eta=-0.1) fedlesam(rho=-0.1) fedsmoo(rho=-1) fedwmsam(rho=-0.01)
-    fedwmsam(alpha0=1.1) fedwmsam(lam=-0.1) fedmoswa(gamma=1.5) fedmoswa(gamma=-0.1) fedmo(gamma_first_round=2)
-    fedmo(option_I_batches=-1) fedavg+wima(window=0) fedavg+swa(start=1.5) fedavg+swa(every=0) fedavg+ema(decay=1.1)
-    feddyn(alpha=-0.1) feddyn(alpha=0) fedcm(alpha=1.1) fedprox(mu=-1) adabest(mu=-1) adabest(beta=1.5)
-    fedacg(lam=1.2) fedacg(beta=-1) mime(beta=-0.1) scaffold(cv_weight=-1) fedswa(final_lr=1.5) fedswa(server_lr=0)
-    fedavgm(beta=1.2) fedadam(tau=0) fedadam(beta2=1.1) fedadam(v_init=-1) fedspeed(share=1.2)
-    fedavg+cyclic(length=0) fedavg+cyclic(low=-1) fedavg+cyclic(start=-0.5) fedsam(rho=nan) fedsam(rho=inf)
-    fedprox(mu=1e999) fedadamw(gamma=1.5) local-adamw(eps=0) fedmuon(alpha=-1) local-muon(beta=1)
-"""
-
-
-@pytest.mark.parametrize("text", OUT_OF_RANGE.split())
-def test_parameters_out_of_range(text: str) -> None:
-    name, value = re.findall(r"(\w+)=([-\w.]+)", text)[0]
-    message = rejection(text)
-    assert f"{name}={write_value(float(value)) if '1e' in value else value}" in message or "inf" in message
-    assert "range" in message
+@pytest.mark.parametrize("text", ["fedsam(rho=nan)", "fedsam(rho=inf)", "fedprox(mu=1e999)"])
+def test_numbers_must_be_finite(text: str) -> None:
+    assert "range" in rejection(text)
 
 
 def bounds() -> Iterator[Any]:
     """Every bound of every parameter: the bound, a value beyond it, and whether the bound itself is valid."""
-    for part, (slot, spec) in parts().items():
+    for part, (_, spec) in parts().items():
         for f in dataclasses.fields(spec):
             for kind, beyond in (("low", -1), ("high", 1), ("above", -1)):
                 bound = f.metadata.get(kind)
                 if bound is not None:
-                    yield pytest.param(
-                        part, slot, f.name, bound, bound + beyond, kind != "above", id=f"{part}.{f.name}-{kind}"
-                    )
+                    case = part, f.name, bound, bound + beyond, kind != "above"
+                    yield pytest.param(*case, id=f"{part}.{f.name}-{kind}")
 
 
-@pytest.mark.parametrize(("part", "slot", "name", "bound", "beyond", "closed"), list(bounds()))
-def test_every_bound_holds(part: str, slot: str, name: str, bound: float, beyond: float, closed: bool) -> None:
+@pytest.mark.parametrize(("part", "name", "bound", "beyond", "closed"), list(bounds()))
+def test_every_bound_holds(part: str, name: str, bound: float, beyond: float, closed: bool) -> None:
     base = {"guided": "fedavg+wmsam", "smoo": "feddyn", "aligned": "fedavg+scam"}.get(part, "fedavg")
     message = rejection(f"{base}+{part}({name}={beyond})")
     assert part in message and f"{name}={beyond}" in message and "range" in message

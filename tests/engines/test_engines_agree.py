@@ -109,8 +109,8 @@ TRACED = [
 
 @pytest.mark.parametrize("text", TRACED)
 def test_the_step_compiles_to_one_graph(text: str) -> None:
-    """Traced into one graph without a break, as for a GPU; Muon with a matrix."""
-    setting = golden_softmax() if "muon" in text else bed(rounds=2, size=3)
+    """Traced into one graph without a break, as for a GPU; Muon with a matrix, and a teacher with logits."""
+    setting = golden_softmax() if "muon" in text or "gmt" in text else bed(rounds=2, size=3)
     loop = walk(text, setting, engine=LoopEngine(problem_of(setting, quick=True), workers=1))
     traced = walk(
         text, setting, engine=LaneEngine(problem_of(setting), step=partial(compiled_step, backend="eager", strict=True))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.landscapes.directions import directions_around, filter_normalised, random_direction
+from fedflat.flatness.batches import normal
+from fedflat.flatness.landscapes.directions import directions_around, filter_normalised
 from fedflat.models.layout import Layout
 
 
@@ -39,7 +40,7 @@ def small() -> tuple[Layout, Tensor]:
 
 def test_every_filter_of_a_convolution_has_the_models_norm(small: tuple[Layout, Tensor]) -> None:
     layout, weights = small
-    raw = random_direction(layout.size, 3, 0, weights)
+    raw = normal(weights, 3, "landscape")
     views, own, before = (layout.views(v) for v in (filter_normalised(layout, raw, weights), weights, raw))
     for j in range(3):
         assert views["conv.weight"][j].norm() == pytest.approx(float(own["conv.weight"][j].norm()))
@@ -88,7 +89,7 @@ def test_a_zero_filter_of_a_direction_stays_zero(small: tuple[Layout, Tensor]) -
 @settings(max_examples=20)
 def test_the_scale_of_the_random_numbers_does_not_matter(factor: float, seed: int) -> None:
     layout, weights = flat(nn.Linear(4, 3).double())
-    raw = random_direction(layout.size, seed, 0, weights)
+    raw = normal(weights, seed, "landscape")
     torch.testing.assert_close(
         filter_normalised(layout, factor * raw, weights), filter_normalised(layout, raw, weights)
     )
@@ -105,11 +106,11 @@ def test_rescaling_a_network_rescales_its_direction(small: tuple[Layout, Tensor]
 
 
 def test_random_numbers_depend_only_on_seed_and_index() -> None:
-    like = torch.zeros(1)
-    one = random_direction(1000, 0, 0, like)
-    assert torch.equal(one, random_direction(1000, 0, 0, like))
-    assert not torch.equal(one, random_direction(1000, 0, 1, like))
-    assert not torch.equal(one, random_direction(1000, 1, 0, like))
+    like = torch.zeros(1000)
+    one = normal(like, 0, "landscape")
+    assert torch.equal(one, normal(like, 0, "landscape"))
+    assert not torch.equal(one, normal(like, 0, "landscape", 1))
+    assert not torch.equal(one, normal(like, 1, "landscape"))
     assert abs(float(one.mean())) < 0.15
     assert 0.9 < float(one.std()) < 1.1
 

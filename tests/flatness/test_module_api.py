@@ -59,13 +59,13 @@ def test_estimators_of_the_trace() -> None:
 def test_the_spectrum_of_a_network_with_negative_curvature() -> None:
     one, truth = case("group norm"), torch.linalg.eigvalsh(true_hessian("group norm")).flip(0)
     data = (one.inputs, one.targets)
-    found = flatness.spectrum(one.network, one.loss, data, 12, tolerance=1e-6, density_draws=3, density_steps=15)
-    assert found.eigenvalues == pytest.approx(truth[:12].tolist(), rel=1e-6)
+    found = flatness.spectrum(one.network, one.loss, data, 5, tolerance=1e-6, density_draws=3, density_steps=15)
+    assert found.eigenvalues == pytest.approx(truth[:5].tolist(), rel=1e-6)
     assert found.lambda_min == pytest.approx(float(truth[-1]), rel=1e-5) and truth[-1] < 0 and found.negative == 1
     assert found.trace is not None and found.trace.low <= float(truth.sum()) <= found.trace.high
     assert found.density is not None and found.density.products == 45
-    magnitude = flatness.spectrum(one.network, one.loss, data, 12, by="magnitude", trace_draws=0, tolerance=1e-6)
-    expected = truth[truth.abs().argsort(descending=True)][:12]
+    magnitude = flatness.spectrum(one.network, one.loss, data, 5, by="magnitude", trace_draws=0, tolerance=1e-6)
+    expected = truth[truth.abs().argsort(descending=True)][:5]
     assert magnitude.eigenvalues == pytest.approx(expected.tolist(), rel=1e-6)
     assert magnitude.lambda_min is None and magnitude.trace is None
     assert json.loads(json.dumps(found.document()))["lambda_max"] == found.lambda_max

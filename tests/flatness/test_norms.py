@@ -62,7 +62,7 @@ def test_norms_of_a_relu_network_and_its_rescaled_copy() -> None:
 
 
 def test_sigma_of_a_quadratic() -> None:
-    size = 2000
+    size = 500
     quadratic = Quadratic(4 * torch.eye(size), torch.zeros(size), torch.full((size,), 0.5))
     objective = quadratic.objective()
     with pytest.raises(UserError, match="two dimensions"):

@@ -96,3 +96,5 @@ def test_invalid_requests_are_rejected() -> None:
         path_landscape({"a": ENDS["a"]}, lambda m: {"x": m.weights.sum()})
     with pytest.raises(UserError, match="at least 2 points"):
         path_landscape(ENDS, lambda m: {"x": m.weights.sum()}, points=1)
+    with pytest.raises(UserError, match="beyond=nan"):
+        path_landscape(ENDS, lambda m: {"x": m.weights.sum()}, beyond=math.nan)

@@ -51,12 +51,6 @@ def test_coordinates_are_those_of_the_paper() -> None:
     np.testing.assert_allclose(plane.corners, [(0, 0), (5, 0), (4, 13**0.5)])
 
 
-def test_distances_in_the_plane_are_distances_between_weights() -> None:
-    a, b, c = three(3)
-    _, second, third = Plane.through(a, b, c).corners
-    assert np.hypot(*np.subtract(third, second)) == pytest.approx(float((c - b).norm()))
-
-
 def test_shares_reproduce_every_point() -> None:
     a, b, c = three(1)
     plane = Plane.through(a, b, c)
@@ -132,6 +126,9 @@ def test_models_that_span_no_plane_are_refused() -> None:
         Plane.through(a, b, 0.25 * a + 0.75 * b)
     with pytest.raises(UserError, match="got 2"):
         plane_landscape({"a": Model(a, EMPTY), "b": Model(b, EMPTY)}, lambda m: {"train_loss": m.weights.sum()})
+    for margin in (-0.5, float("nan")):
+        with pytest.raises(UserError, match=f"margin={margin}"):
+            plane_landscape({name: Model(a, EMPTY) for name in "abc"}, lambda m: {}, margin=margin)
 
 
 def test_the_first_difference_in_shape_is_named() -> None:

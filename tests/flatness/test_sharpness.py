@@ -54,7 +54,7 @@ def test_first_order_sharpness(seed: int, rho: float) -> None:
     assert found.loss == pytest.approx(float(objective.loss())) and found.examples == 4 and found.steps == 1
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 50), rho=st.floats(0.05, 2))
 def test_ascent_reaches_the_worst_point(seed: int, rho: float) -> None:
     model = quadratic(seed)

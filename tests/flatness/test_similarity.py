@@ -7,9 +7,10 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 from fedflat.errors import UserError
-from fedflat.flatness import features_of, linear_cka, subspace_overlap, top_eigenvectors
+from fedflat.flatness import Objective, features_of, linear_cka, subspace_overlap, top_eigenvectors
 
 from .networks import Quadratic, case
 
@@ -62,6 +63,21 @@ def test_cka_by_its_definition_and_its_invariances(features: int) -> None:
     assert math.isnan(linear_cka(torch.ones(20, 2), y))
     with pytest.raises(UserError, match="20 and 4 rows"):
         linear_cka(x, y[:4])
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(input=x)
+
+
+def test_features_of_a_layer_that_is_called_by_keyword() -> None:
+    inputs = torch.randn(5, 3)
+    objective = Objective(Keywords(), nn.functional.cross_entropy, (inputs, torch.zeros(5, dtype=torch.long)))
+    assert torch.equal(features_of(objective), inputs)
 
 
 def test_features_are_the_inputs_of_the_classifier_in_evaluation_mode() -> None:

@@ -4,11 +4,11 @@ It shares no code with fedflat: every method is its own loop over rounds and cli
 """
 
 from . import averages, identities
-from .averages import cyclic_rates, ema, swa, wima, wima_closed_form
+from .averages import cyclic_rates
 from .golden import GOLDEN, Golden
 from .golden_softmax import GOLDEN_SOFTMAX
 from .methods import METHODS
-from .problem import Quadratics, Recording, Setting, bed, draw_cohorts, golden
+from .problem import Quadratics, Setting, bed, draw_cohorts, golden
 from .softmax import Softmax, golden_softmax
 from .trace import Trace, linear_rates, unit
 
@@ -18,7 +18,6 @@ __all__ = [
     "METHODS",
     "Golden",
     "Quadratics",
-    "Recording",
     "Setting",
     "Softmax",
     "Trace",
@@ -26,13 +25,9 @@ __all__ = [
     "bed",
     "cyclic_rates",
     "draw_cohorts",
-    "ema",
     "golden",
     "golden_softmax",
     "identities",
     "linear_rates",
-    "swa",
     "unit",
-    "wima",
-    "wima_closed_form",
 ]

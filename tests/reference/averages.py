@@ -16,11 +16,10 @@ def swa(
     cycle: int = 1,
     weighting: Literal["mean", "literal"] = "mean",
     capture_phase: Literal["released", "cycle_end"] = "released",
-    rounds: int | None = None,
 ) -> list[Vector]:
-    """Caldarola et al. 2022; `models` is x^0..x^T, `rounds` the planned T when `models` is a part of the run."""
+    """Caldarola et al. 2022; `models` is x^0..x^T."""
     T = len(models) - 1
-    t0 = floor(start * (T if rounds is None else rounds))
+    t0 = floor(start * T)
     evaluated, average, n = [], models[0], 0.0
     for i in range(T):
         if i == t0:

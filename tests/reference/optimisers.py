@@ -1,17 +1,14 @@
 """Methods with local optimisers: Local AdamW, FedAdamW, Local Muon and FedMuon."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .plain import Cohorts, Rates, Steps
 from .problem import Quadratics
 from .trace import Trace, Vector, at
 
-Cohorts = list[list[int]]
-Rates = float | Sequence[float]
-Steps = int | Sequence[int]
 Matrix = NDArray[np.float64]
 
 

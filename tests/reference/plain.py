@@ -134,21 +134,7 @@ def fedadam(
     bias_correction: bool = False,
     second_moment_of: Moment = "displacement",
 ) -> Trace:
-    return _fedopt(
-        problem,
-        x0,
-        cohorts,
-        eta,
-        steps,
-        kind="adam",
-        server_lr=server_lr,
-        beta1=beta1,
-        beta2=beta2,
-        tau=tau,
-        v_init=v_init,
-        bias_correction=bias_correction,
-        second_moment_of=second_moment_of,
-    )
+    return _fedopt(**locals(), kind="adam")
 
 
 def fedyogi(
@@ -166,21 +152,7 @@ def fedyogi(
     bias_correction: bool = False,
     second_moment_of: Moment = "displacement",
 ) -> Trace:
-    return _fedopt(
-        problem,
-        x0,
-        cohorts,
-        eta,
-        steps,
-        kind="yogi",
-        server_lr=server_lr,
-        beta1=beta1,
-        beta2=beta2,
-        tau=tau,
-        v_init=v_init,
-        bias_correction=bias_correction,
-        second_moment_of=second_moment_of,
-    )
+    return _fedopt(**locals(), kind="yogi")
 
 
 def fedadagrad(
@@ -197,21 +169,7 @@ def fedadagrad(
     bias_correction: bool = False,
     second_moment_of: Moment = "displacement",
 ) -> Trace:
-    return _fedopt(
-        problem,
-        x0,
-        cohorts,
-        eta,
-        steps,
-        kind="adagrad",
-        server_lr=server_lr,
-        beta1=beta1,
-        beta2=0.0,
-        tau=tau,
-        v_init=v_init,
-        bias_correction=bias_correction,
-        second_moment_of=second_moment_of,
-    )
+    return _fedopt(**locals(), kind="adagrad", beta2=0.0)
 
 
 def fedacg(

@@ -57,32 +57,11 @@ class Quadratics:
         return np.linalg.solve(Q.sum(0), np.einsum("npq,nq->p", Q, self.b))
 
 
-class Product(Quadratics):
-    """f(w) = 0.5 (w_1 w_2 - 1)^2, the same loss at (c w_1, w_2 / c)."""
-
-    def gradient(self, i: int, x: Vector) -> Vector:
-        return (x[0] * x[1] - 1) * x[::-1]
-
-
 class Linear(Quadratics):
     """f_i(x) = b_i^T x."""
 
     def gradient(self, i: int, x: Vector) -> Vector:
         return self.b[i]
-
-
-class Recording(Quadratics):
-    """The same problem, recording (client, point, gradient) of every gradient evaluation."""
-
-    def __init__(self, problem: Quadratics) -> None:
-        super().__init__(problem.A, problem.b, problem.n)
-        self.inner = problem
-        self.calls: list[tuple[int, Vector, Vector]] = []
-
-    def gradient(self, i: int, x: Vector) -> Vector:
-        g = self.inner.gradient(i, x)
-        self.calls.append((i, x.copy(), g.copy()))
-        return g
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ def test_an_algorithm_gets_a_name() -> None:
     )
     result = fedflat.run("own", rounds=1, clients=4, clients_per_round=2, local_steps=1, workers=1)
     assert result.config.algorithm == "own"
+    averaged = fedflat.Algorithm(Own(), Sam(0.1), averages=(Ema(),))
+    fedflat.register("own-averaged", averaged)
+    for text in ("own-averaged", "own-averaged+wima"):
+        assert fedflat.canonical(fedflat.algorithm(text)) == text
+    assert fedflat.canonical(fedflat.Algorithm(Own(), Sam(0.1))) == "own+sam(rho=0.1)"
 
 
 def test_a_class_becomes_a_part() -> None:

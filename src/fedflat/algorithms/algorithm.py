@@ -93,9 +93,7 @@ class Algorithm:
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
         """Yield name and component of each slot that may keep state, i.e. all but the learning-rate schedule."""
-        yield from (("drift", self.drift), ("perturbation", self.perturbation))
-        yield from (("local_optimiser", self.local_optimiser), ("server", self.server))
-        yield from (("start", self.start), ("weights", self.weights))
+        return ((name, getattr(self, name)) for name in SLOTS if name != "lr_schedule")
 
     def server_fields(self) -> dict[str, Fields]:
         """Return the declarations of the server state, by slot."""

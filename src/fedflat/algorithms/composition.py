@@ -11,14 +11,14 @@ from typing import Any, cast
 
 from fedflat.algorithms.algorithm import SLOTS, Algorithm
 from fedflat.algorithms.cards import CARDS
-from fedflat.algorithms.drift import DRIFTS, Drift
-from fedflat.algorithms.local_optimiser import LOCAL_OPTIMISERS, LocalOptimiser
-from fedflat.algorithms.lr_schedule import LR_SCHEDULES, LrSchedule
+from fedflat.algorithms.drift import DRIFTS
+from fedflat.algorithms.local_optimiser import LOCAL_OPTIMISERS
+from fedflat.algorithms.lr_schedule import LR_SCHEDULES
 from fedflat.algorithms.named import NAMED, RELEASED, with_parameters
-from fedflat.algorithms.perturbation import PERTURBATIONS, Perturbation
-from fedflat.algorithms.server import SERVERS, Sgd
-from fedflat.algorithms.start import STARTS, Start
-from fedflat.algorithms.weights import WEIGHTS, Weights
+from fedflat.algorithms.perturbation import PERTURBATIONS
+from fedflat.algorithms.server import SERVERS
+from fedflat.algorithms.start import STARTS
+from fedflat.algorithms.weights import WEIGHTS
 from fedflat.averaging import AVERAGES, Average
 from fedflat.data import DATASETS, Dataset
 from fedflat.data.sources.user_function import function_source
@@ -52,16 +52,9 @@ PART_REGISTRIES: dict[str, Registry[Any]] = {
     "averages": AVERAGES,
 }
 """Registries of the parts that ``+`` adds to an algorithm, by slot; no two of them share a name."""
-_BASES: dict[str, type[Any]] = {
-    "drift": Drift,
-    "perturbation": Perturbation,
-    "lr_schedule": LrSchedule,
-    "local_optimiser": LocalOptimiser,
-    "server": Sgd,
-    "start": Start,
-    "weights": Weights,
-    "averages": Average,
-}
+_DEFAULTS: dict[str, Any] = {slot: getattr(Algorithm(), slot) for slot in SLOTS}
+"""Default part of each slot; together they are FedAvg."""
+_BASES: dict[str, type[Any]] = {slot: type(part) for slot, part in _DEFAULTS.items()} | {"averages": Average}
 """Base class of the parts of each slot."""
 _BUILT_IN = {name for registry in (NAMED, *PART_REGISTRIES.values()) for name in registry}
 """Names of fedflat's own algorithms and parts."""
@@ -231,8 +224,8 @@ def canonical(algorithm: Algorithm) -> str:
 
 
 def _is_default(part: object) -> bool:
-    """Whether a part is the default of its slot, i.e. that of ``Algorithm()``, which is FedAvg."""
-    return part in [getattr(Algorithm(), slot) for slot in SLOTS]
+    """Whether a part is the default of its slot."""
+    return part in _DEFAULTS.values()
 
 
 def _slot_of(name: str) -> str | None:
@@ -279,7 +272,7 @@ def _values_of_call(name: str, base: Algorithm, values: Mapping[str, Value]) -> 
     positional = [field.name for part in own_parts for field in parameters(part)]
     if len(own_parts) == 1:
         positional = positional_parameters(own_parts[0])
-    named_values = with_names(values, positional, name)
+    named_values = with_names(values, positional or [*known, "variant"], name)
     for parameter, value in named_values.items():
         if parameter not in known:
             options = [*known, "variant"]
@@ -312,10 +305,10 @@ def _with_part(base: Algorithm, call: Call, text: str, filled_slots: set[str]) -
             raise UserError(f"'{text}' adds {call.name} twice with the same parameters; remove one of them")
         return replace(base, averages=(*base.averages, part))
     present = getattr(base, slot)
-    if slot in filled_slots or present != getattr(Algorithm(), slot):
+    if slot in filled_slots or present != _DEFAULTS[slot]:
         remedy = f"remove {call.name}"
         if slot not in filled_slots:  # the named algorithm brought the part
-            remedy += _replacement(replace(base, **{slot: getattr(Algorithm(), slot)}), call, text)
+            remedy += _replacement(replace(base, **{slot: _DEFAULTS[slot]}), call, text)
         raise UserError(f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; {remedy}")
     filled_slots.add(slot)
     return replace(base, **{slot: part})
@@ -372,23 +365,32 @@ def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
         released: whether to start from ``variant=released``.
 
     Returns:
-        The text; None if the named algorithm has parts that ``target`` lacks, has no released variant, or if a part to
-        add is not registered.
+        The text; None if the named algorithm has parts that ``target`` lacks, has no released variant, cannot be given
+        the parameters of ``target``, or if a part to add is not registered.
     """
     if released and name not in RELEASED:
         return None
-    values: dict[str, Value] = {"variant": "released"} if released else {}
+    values: dict[str, Value] = {}
     base = RELEASED[name] if released else NAMED[name]
-    parts_to_add: list[Any] = []
+    kept: list[Any] = []  # parts that the named algorithm has, perhaps with other parameters
+    added: list[Any] = []
     for slot in SLOTS:
         wanted, present = getattr(target, slot), getattr(base, slot)
         if type(wanted) is type(present):
             values |= changed(wanted, present)  # the parameters that differ
-        elif present == getattr(Algorithm(), slot):
-            parts_to_add.append(wanted)
+            kept.append(wanted)
+        elif present == _DEFAULTS[slot]:
+            added.append(wanted)
         else:  # a text cannot replace the part that a named algorithm has in a slot
             return None
-    parts_to_add += target.averages
-    if any(part_name(part) is None for part in parts_to_add):
+    # A text sets a parameter in all of the algorithm's parts that have it.
+    if any(getattr(part, key, value) != value for part in kept for key, value in values.items()):
         return None
-    return "+".join([show(name, values), *map(_part_text, parts_to_add)])
+    count = len(base.averages)
+    if target.averages[:count] != base.averages:
+        return None
+    added += target.averages[count:]
+    if any(part_name(part) is None for part in added):
+        return None
+    variant: dict[str, Value] = {"variant": "released"} if released else {}
+    return "+".join([show(name, variant | values), *map(_part_text, added)])

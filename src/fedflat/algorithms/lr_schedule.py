@@ -80,10 +80,6 @@ class Linear(LrSchedule):
     early_decay: bool = param(False, "whether the decay per round already applies in round 0, as in the published code")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """Return the learning rate of step k of K, which decreases linearly from eta_t towards ``final_lr`` eta_t.
-
-        With ``early_decay``, eta_t is eta decay^(t+1), as in the published code.
-        """
         eta_t = schedule.lr * schedule.decay ** (round + int(self.early_decay))
         return eta_t * (1 - (1 - self.final_lr) * step / steps)
 
@@ -115,13 +111,9 @@ class Cyclic(LrSchedule):
     start: float = param(0.75, "fraction of the rounds after which cycles begin", low=0, high=1)
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """Return the learning rate of all steps of round t: that of its position in the cycle, multiplied by decay^t.
-
-        Before cycles begin, eta replaces the learning rate of the cycle; likewise with ``length=1``, which would give
-        every round the lowest learning rate.
-        """
         position = (round % self.length + 1) / self.length  # p, 1 at the end of a cycle
         cyclic_lr = (1 - position) * schedule.lr + position * self.low
+        # In cycles of one round, the learning rate would always be the lowest; eta replaces it.
         has_begun = (round >= rounds_before(self.start, schedule.rounds)) & (self.length > 1)
         return torch.where(has_begun, cyclic_lr, torch.full_like(cyclic_lr, schedule.lr)) * schedule.decay**round
 
@@ -155,11 +147,7 @@ class Poly(LrSchedule):
     span: Literal["run", "round"] = param("run", "period of the decay: the whole run (run), or each round anew (round)")
 
     def __call__(self, schedule: Schedule, round: Tensor, step: Tensor, steps: Tensor) -> Tensor:
-        """Return the learning rate eta decay^t (1 - progress)^power of a step.
-
-        progress is the finished fraction of the run or, with ``span=round``, of the round's local steps.
-        """
-        progress = step / steps
+        progress = step / steps  # finished fraction of the round
         if self.span == "run":
             progress = (round + progress) / schedule.rounds
         return schedule.lr * schedule.decay**round * (1 - progress).clamp(min=0) ** self.power

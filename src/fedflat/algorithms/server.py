@@ -93,12 +93,10 @@ class Momentum(Sgd):
         return (vector("m", sent=False, momentum="descent"),)
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Update the momentum m with q, and move the server model x along it; returns the new x and m."""
         m = self.beta * state["m"] + q
         return x + self.server_lr * m, {"m": m}
 
     def divergence_hint(self) -> str | None:
-        """Return a warning about divergence: in the limit, momentum amplifies a constant q by 1 / (1 - beta)."""
         gain = f"{1 / (1 - self.beta):.0f}-fold" if self.beta < 1 else "without bound"
         return f"server momentum beta={self.beta} amplifies displacements {gain}; lower beta or server_lr"
 
@@ -127,10 +125,7 @@ class Adaptive(Sgd, ABC):
     )
 
     def on_server(self) -> Fields:
-        """Declare the moments m and v, and the number of rounds t for bias correction; clients receive none of them.
-
-        v starts at ``v_init``, by default tau^2. m is marked as a momentum, so that measurements can find it.
-        """
+        """Declare the moments m and v, and the number of rounds t for bias correction; clients receive none of them."""
         start = self.tau**2 if self.v_init is None else self.v_init
         return (
             vector("m", sent=False, momentum="descent"),
@@ -147,16 +142,11 @@ class Adaptive(Sgd, ABC):
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Update the moments m and v, then move the server model: x <- x + server_lr m / (sqrt(v) + tau).
-
-        v accumulates the squares of q, or of m with ``second_moment_of=momentum``; t counts rounds. ``bias_correction``
-        uses moments corrected for their initial values, but stores them uncorrected, as Adam does.
-        """
         m = self.beta1 * state["m"] + (1 - self.beta1) * q
         squared = q**2 if self.second_moment_of == "displacement" else m**2
         v = self.second_moment(state["v"], squared)
         t = state["t"] + 1
-        m_hat, v_hat = m, v
+        m_hat, v_hat = m, v  # only the uncorrected moments are stored
         if self.bias_correction:
             m_hat, v_hat = m / (1 - self.beta1**t), self.corrected(v, t)
         return x + self.server_lr * m_hat / (v_hat.sqrt() + self.tau), {"m": m, "v": v, "t": t}
@@ -291,10 +281,6 @@ class Extrapolation(Sgd):
         return (scalar("square", weighting="aggregation"),)
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if the start in ``slots`` makes the server average models, and None otherwise.
-
-        FedExP computes its learning rate from the norms of displacements, so the server must add their mean.
-        """
         if getattr(slots["start"], "server", None) == "average":
             return "FedExP computes its learning rate from displacements; use relaxed(server=displacement)"
         return None
@@ -303,7 +289,6 @@ class Extrapolation(Sgd):
         return {"square": displacement @ displacement}
 
     def aggregate(self, means: CohortMeans, q: Tensor, state: State) -> tuple[Tensor, State]:
-        """Compute the learning rate eta_s from the displacements, and move the server model along q."""
         eps = self.eps * self.eps_decay ** (means.round + 1)
         if self.eps_scale == "cohort":
             eps *= means.cohort_size
@@ -316,7 +301,6 @@ class Extrapolation(Sgd):
         return "FedExP compares the clients' displacements with their mean, which staleness weights would change"
 
     def divergence_hint(self) -> str | None:
-        """Return a warning about divergence: the learning rate becomes large if the displacements cancel."""
         return f"FedExP's server learning rate reaches mean |D_i|^2 / (2 eps) with eps={self.eps:g}; raise eps"
 
 

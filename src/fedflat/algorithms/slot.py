@@ -107,7 +107,7 @@ class LocalContext(NamedTuple):
     @property
     def mean_direction(self) -> Tensor:
         """Mean direction (z - y) / H of the steps taken so far, in units of gradients, shape (P,)."""
-        return (self.z - self.y) / self.lr_sum
+        return (self.z - self.y) / self.lr_sum.clamp(min=TINY_LR)
 
 
 _CONTEXT_FIELDS = LocalContext._fields  # torch 2.6 cannot compile the attribute

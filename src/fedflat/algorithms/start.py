@@ -80,7 +80,6 @@ class Relaxed(Start):
         return z + self.beta * (z - client["last"])
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Keep the client's model as ``last``; with ``server=average``, send z_i - z."""
         sent = {"offset": ctx.z - ctx.broadcast} if self.server == "average" else {}
         return {"last": ctx.y}, sent
 
@@ -91,7 +90,6 @@ class Relaxed(Start):
         return "each client starts from a model of its own, so its model is not the server's plus its displacement"
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if the drift in ``slots`` needs the cohort's mean gradient at z, else None."""
         drift = slots["drift"]
         if isinstance(drift, Drift) and drift.full_gradient == "common":
             return "MIME corrects gradients at the model that all clients start from; FedInit gives each client its own"

@@ -44,7 +44,6 @@ class EmaState(AverageState):
         self.mean: Tensor | None = None
 
     def update(self, round: int, x: Tensor) -> None:
-        """Set the average w to decay w + (1 - decay) x, where x is the server model; the first model starts w."""
         if self.mean is None:
             self.mean = x.double()
         else:

@@ -126,6 +126,15 @@ def generator(seed: int, purpose: str, number: int = 0) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), number]))
 
 
+def normal(like: Tensor, seed: int, purpose: str, number: int = 0) -> Tensor:
+    """Draw a standard normal vector with the length, dtype and device of ``like``.
+
+    The numbers depend only on the other arguments and are the same on every device.
+    """
+    numbers = generator(seed, purpose, number).standard_normal(len(like))
+    return torch.from_numpy(numbers).to(like.device, like.dtype)
+
+
 def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
     """Apply ``function`` to every tensor of a nested structure of mappings, tuples and lists."""
     if isinstance(value, Tensor):

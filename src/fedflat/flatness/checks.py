@@ -62,7 +62,7 @@ def describe_unequal_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def check_objective(objective: Objective) -> None:
-    """Raise a ``UserError`` if the loss or its gradient is not finite or not deterministic, or no mean."""
+    """Raise a ``UserError`` unless loss and gradient are finite and deterministic, and the loss is a mean."""
     loss = float(objective.loss())
     if not math.isfinite(loss):
         raise UserError(f"the loss is {loss}, so its curvature is undefined; use a model that did not diverge")

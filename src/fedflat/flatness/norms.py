@@ -9,8 +9,8 @@ take the weights into account:
 
 w_s are the rows of one layer's weights, i.e. the weights of its output s, and H_ss' the second derivatives with respect
 to w_s and w_s'. F is the empirical Fisher matrix of all weights. u is standard normal; in the magnitude-aware variant,
-entry i of the perturbation has the variance sigma^2 w_i^2 + 1e-6. Invariant to layer-wise rescaling are the relative
-flatness and the Fisher-Rao norm and, up to the constant 1e-6, the magnitude-aware sigma.
+entry i of the perturbation has the variance sigma^2 w_i^2 + 1e-6. The relative flatness, the Fisher-Rao norm and, up to
+the constant 1e-6, the magnitude-aware sigma are invariant to layer-wise rescaling.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ EPSILON = 1e-3
 """Standard deviation that the magnitude-aware perturbation adds to every weight (Jiang et al. 2020)."""
 BISECTIONS = 8
 """Halvings of the interval that contains log2 sigma; the error of sigma is 2^(1/256) - 1 = 0.3 %."""
+FIRST_SIGMA = 2.0**-9
+"""Standard deviation from which the search for that interval starts."""
 MAX_DOUBLINGS = 20
-"""Doublings or halvings of sigma from 2^-9 in search of that interval."""
+"""Largest number of doublings or halvings of sigma in this search."""
 
 
 @dataclass(frozen=True)
@@ -171,18 +173,17 @@ def _pac_bayes_sigma(objective: Objective, scale: Tensor, rise: float, direction
             total += float(objective.loss(w + noise)) + float(objective.loss(w - noise)) - 2 * loss
         return total / (2 * directions) <= rise  # False for NaN
 
-    low, high = 2.0**-10, 2.0**-9
-    for _ in range(MAX_DOUBLINGS):
-        if is_accepted(high):
-            low, high = high, 2 * high
-        elif is_accepted(low):
+    sigma = FIRST_SIGMA
+    accepted = is_accepted(sigma)
+    for _ in range(MAX_DOUBLINGS):  # double sigma until it is too large, or halve it until it is not
+        previous, sigma = sigma, 2 * sigma if accepted else sigma / 2
+        if is_accepted(sigma) != accepted:
             break
-        else:
-            low, high = low / 2, low
     else:
-        message = f"the search for the noise that raises the loss by {rise:g} ended at sigma={high:.1g}"
+        message = f"the search for the noise that raises the loss by {rise:g} ended at sigma={sigma:.1g}"
         warnings.warn(f"{message}; choose another rise", stacklevel=3)
         return math.nan
+    low, high = sorted((previous, sigma))
     for _ in range(BISECTIONS):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if is_accepted(middle) else (low, middle)

@@ -298,7 +298,7 @@ class Objective:
         return {name: float(value) / self.examples for name, value in totals.items()}
 
     def check(self) -> None:
-        """Raise a ``UserError`` if the loss or its gradient is not finite or not deterministic, or no mean."""
+        """Raise a ``UserError`` unless loss and gradient are finite and deterministic, and the loss is a mean."""
         check_objective(self)
 
     def _parameters_at(self, w: Tensor | None) -> dict[str, Tensor]:

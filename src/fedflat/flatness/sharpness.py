@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.batches import generator, select_examples
+from fedflat.flatness.batches import generator, normal, select_examples
 from fedflat.flatness.estimate import Estimate, estimate
 from fedflat.flatness.objective import Objective
 
@@ -163,7 +163,7 @@ def _ascend(objective: Objective, scale: Tensor, rho: float, steps: int, seed: i
     for step in range(steps):
         ascent = scale * gradient
         if step == 0 and float(ascent.norm()) == 0.0:  # stationary point: start in a random direction
-            ascent = _normal(w, seed, "ascent")
+            ascent = normal(w, seed, "ascent")
         # A single step reaches the sphere; several steps shrink linearly so that the ascent settles.
         length = rho * (steps - step) / steps
         u = u + length * ascent / ascent.norm().clamp_min(torch.finfo(w.dtype).tiny)
@@ -198,21 +198,11 @@ def _average(objective: Objective, rho: float, directions: int, seed: int) -> Sh
     w, loss = objective.weights, objective.loss()
     rises = []
     for number in range(directions):
-        e = _normal(w, seed, "directions", number)
+        e = normal(w, seed, "directions", number)
         e *= rho / e.norm()
         rises.append((objective.loss(w + e) + objective.loss(w - e)) / 2 - loss)
     mean = estimate([_finite(rise, "rise of the loss") for rise in rises])
     return Sharpness("average", rho, float(loss), mean.value, interval=mean, steps=0, examples=objective.examples)
-
-
-def _normal(like: Tensor, seed: int, purpose: str, number: int = 0) -> Tensor:
-    """Return a standard normal vector with the length, dtype and device of ``like``.
-
-    The numbers depend only on ``seed``, on ``purpose`` and on ``number``, which distinguishes vectors of one purpose.
-    """
-    return torch.as_tensor(generator(seed, purpose, number).standard_normal(len(like)), dtype=like.dtype).to(
-        like.device
-    )
 
 
 def _finite(value: Tensor, name: str) -> float:

@@ -90,10 +90,11 @@ def features_of(objective: Objective, layer: str | None = None) -> Tensor:
         raise one_of("layer", name, list(layers))
     batches: list[Tensor] = []
 
-    def keep_input(part: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        batches.append(arguments[0].detach().flatten(1))
+    def keep_input(part: nn.Module, arguments: tuple[Tensor, ...], keywords: dict[str, Tensor]) -> None:
+        inputs = (*arguments, *keywords.values())
+        batches.append(inputs[0].detach().flatten(1))
 
-    hook = layers[name].register_forward_pre_hook(keep_input)
+    hook = layers[name].register_forward_pre_hook(keep_input, with_kwargs=True)
     try:
         objective.loss()
     finally:

@@ -66,7 +66,6 @@ class Acg(Drift):
         return "clients start ahead of the server model, along a momentum that has changed when they arrive"
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message unless the server optimiser in ``slots`` is SGD with ``server_lr`` 1."""
         if slots["server"] == Sgd():
             return None
         return "FedACG has its own server momentum and allows only the server optimiser sgd(server_lr=1)"

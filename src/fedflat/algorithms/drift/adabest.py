@@ -53,16 +53,11 @@ class AdaBest(Drift):
         return g - ctx.client["h"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Update the client's bias estimate, h_i <- h_i / (t - last_i) - mu D_i, and last_i <- t; sends no message.
-
-        D_i = y_K - z is the displacement, and last_i the round in which the client last participated.
-        """
         t = ctx.round + 1  # state holds rounds counted from 1, because its initial value 0 means "never"
         h = ctx.client["h"] / (t - ctx.client["last"]) - self.mu * ctx.displacement
         return {"h": h, "last": t.to(h.dtype)}, {}
 
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
-        """Return the target a + beta (a - a_previous), and the new server state, a: the mean of the cohort's models."""
         a = means.z + means.displacement
         return a + self.beta * (a - server["aggregate"]), {"aggregate": a}
 

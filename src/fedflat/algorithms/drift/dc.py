@@ -63,7 +63,6 @@ class Dc(Dyn):
         return g + self.alpha * (ctx.y - ctx.z) + ctx.local["correction"]
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
-        """Return FedDyn's new state and messages, plus the control variate s_i+ (state) and its change (message)."""
         state, sent = super().finish(ctx)
         new_s = ctx.client["s"] - ctx.server["s"] + ctx.mean_direction
         return state | {"s": new_s}, sent | {"ds": new_s - ctx.client["s"]}

@@ -9,14 +9,14 @@ from typing import Literal
 from torch import Tensor
 
 from fedflat.algorithms.drift.dyn import Dyn
-from fedflat.algorithms.drift.server_ascent import ServerAscent
-from fedflat.algorithms.slot import CohortMeans, Slot
-from fedflat.algorithms.state import State
+from fedflat.algorithms.drift.ramp import RAMP, START_RHO, ramped
+from fedflat.algorithms.slot import LARGE_RHO, CohortMeans, Slot, unit
+from fedflat.algorithms.state import Fields, State, scalar, vector
 from fedflat.text import param
 
 
 @dataclass(frozen=True)
-class Gloss(ServerAscent, Dyn):
+class Gloss(Dyn):
     """Clients start uphill of the server model, along its last update (FedGloSS; Caldarola et al. 2025).
 
         z = x - server_rho unit(u)
@@ -50,19 +50,48 @@ class Gloss(ServerAscent, Dyn):
     tensor([1.2000, 1.2000])
     """
 
+    server_rho: float = param(0.15, "distance from the server model to the broadcast model (rho in the paper)", low=0)
+    ramp: int = param(0, RAMP, low=0)
+    start_rho: float = param(0.001, START_RHO, low=0)
+    ramp_rho: float | None = param(
+        None,
+        "constant radius of the server during the ramp, as in the published code (D32); if none, the radius rises",
+        low=0,
+    )
     dual_divisor: Literal["clients", "cohort"] = param(
         "clients",
         "divisor of the server's dual: the number of clients (clients), or, as in the published code (D33), the "
         "number of clients times the cohort's size (cohort)",
     )
 
+    def on_server(self) -> Fields:
+        return (*super().on_server(), vector("q", sent=False), scalar("round", sent=False))
+
+    def start(self, x: Tensor, server: State) -> Tensor:
+        rho: float | Tensor = self.server_rho
+        if self.ramp:
+            rho = ramped(self.server_rho, self.start_rho, self.ramp, server["round"])
+            if self.ramp_rho is not None:
+                ramping = (server["round"] <= self.ramp).to(x.dtype)
+                rho = ramping * self.ramp_rho + (1 - ramping) * self.server_rho
+        return x - rho * unit(server["q"])
+
     def aggregate(self, means: CohortMeans, server: State) -> tuple[Tensor, State]:
+        """Return FedDyn's target, shifted by x - z because the server steps from x instead of z, and the new state."""
         if self.dual_divisor == "cohort":
             means = means._replace(uniform=means.uniform / means.cohort_size)
-        return super().aggregate(means, server)
+        target, state = super().aggregate(means, server)
+        state |= {"q": means.displacement, "round": server["round"] + 1}
+        return target + (means.x - means.z), state
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return why the server cannot use what it averages with other components, or None if it can."""
         if self.dual_scope == "active":
             return "FedGloSS needs the mean displacement, which clients do not upload with dual_scope=active; use all"
+        if getattr(slots["start"], "server", None) == "average":
+            return "FedGloSS steps from the server model, so relaxed(server=average) has no effect; use displacement"
         return super().conflict(slots)
+
+    def divergence_hint(self) -> str | None:
+        if self.server_rho > LARGE_RHO:
+            return f"server_rho={self.server_rho:g} starts clients far from the server model; lower it"
+        return super().divergence_hint()

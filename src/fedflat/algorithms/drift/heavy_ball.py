@@ -28,7 +28,6 @@ class HeavyBall(Drift):
         return self.beta * difference / (ctx.first_lr.clamp(min=TINY_LR) * ctx.steps)
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message unless the server optimiser in ``slots`` is SGD; others may have momentum, too."""
         if type(slots["server"]) is Sgd:
             return None
         return "GHBM, LocalGHBM and FedHBM have their own momentum and allow only the server optimiser sgd"

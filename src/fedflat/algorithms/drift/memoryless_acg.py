@@ -44,7 +44,6 @@ class MemorylessAcg(Acg):
         return means.x + m, {"m": m}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """FedACG's conflicts, and why a start that replaces the broadcast model on the server has no effect."""
         if getattr(slots["start"], "server", None) == "average":
             return "memoryless-acg steps from the server model, so server=average has no effect; use displacement"
         return super().conflict(slots)

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedflat.algorithms.drift.control_variates import ControlVariates
-from fedflat.algorithms.slot import CohortMeans, LocalContext
+from fedflat.algorithms.slot import TINY_LR, CohortMeans, LocalContext
 from fedflat.algorithms.state import Fields, State, vector
 from fedflat.text import param
 
@@ -68,7 +68,7 @@ class Mo(ControlVariates):
 
     def mean_direction(self, ctx: LocalContext) -> Tensor:
         H = ctx.lr_sum if self.normaliser == "sum" else ctx.steps * (ctx.first_lr + ctx.next_lr) / 2
-        return (ctx.z - ctx.y) / H
+        return (ctx.z - ctx.y) / H.clamp(min=TINY_LR)
 
     def finish(self, ctx: LocalContext) -> tuple[State, State]:
         new_c = self.new_variate(ctx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.local_optimiser.base import LocalOptimiser
-from fedflat.algorithms.local_optimiser.moments import adam_step, mass, moving_average
 from fedflat.algorithms.slot import LocalContext
 from fedflat.algorithms.state import State
 from fedflat.text import param
@@ -64,7 +64,23 @@ class AdamW(LocalOptimiser):
         m = moving_average(ctx.local["m"], d, self.beta1)
         v = moving_average(ctx.local["v"], d**2, self.beta2)
         m_steps, v_steps = self.averaged_steps(ctx)
-        return adam_step(m, v, mass(self.beta1, m_steps), mass(self.beta2, v_steps), self.eps), {"m": m, "v": v}
+        m_hat, v_hat = m / mass(self.beta1, m_steps), v / mass(self.beta2, v_steps)
+        return m_hat / (v_hat.sqrt() + self.eps), {"m": m, "v": v}
 
     def divergence_hint(self) -> str | None:
         return "Adam changes each weight by about training.lr in every step; use 0.001 or less"
+
+
+def moving_average(old: Tensor, new: Tensor, beta: float) -> Tensor:
+    """Return beta old + (1 - beta) new."""
+    return beta * old + (1 - beta) * new
+
+
+def mass(beta: float, steps: Tensor) -> Tensor | float:
+    """Return 1 - beta^steps, the sum of the weights in an exponential moving average of ``steps`` values.
+
+    >>> mass(0.5, torch.tensor(2.0))
+    tensor(0.7500)
+    """
+    # In float32, expm1 keeps the digits that 1 - 0.999^steps would lose.
+    return -torch.expm1(steps * math.log(beta)) if beta else 1.0

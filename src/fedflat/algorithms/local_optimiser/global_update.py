@@ -66,7 +66,6 @@ class GlobalUpdate(LocalOptimiser):
         return {self.SHARED: means.mean[self.SHARED]} | update
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return why this optimiser cannot be combined with the drift in ``slots``, or None if it can."""
         if self.gamma and getattr(slots["drift"], "dual_scope", "all") == "active":
             name = self._name()
             return f"{name} needs the mean displacement, which dual_scope=active does not upload; use dual_scope=all"

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.descent import Descent
-from fedflat.algorithms.local_optimiser.adamw import AdamW
+from fedflat.algorithms.local_optimiser.adamw import AdamW, moving_average
 from fedflat.algorithms.local_optimiser.base import LocalOptimiser
 from fedflat.algorithms.local_optimiser.matrices import by_rank, joined, matrix_names, orthogonal_steps
-from fedflat.algorithms.local_optimiser.moments import moving_average
 from fedflat.algorithms.slot import LocalContext
 from fedflat.algorithms.state import State
 from fedflat.models.layout import Layout

@@ -60,10 +60,6 @@ class Asam(AscentStep):
         return {"scaled": ctx.layout.weight_indicator(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return the offset e = rho T r / ||r|| with r = T g(y_k), or None if rho is 0; no local state changes.
-
-        ``local["scaled"]`` marks the entries with T = |y_k| + eta; in all others T is 1.
-        """
         if self.rho == 0:
             return None, {}
         T = torch.where(ctx.local["scaled"], ctx.y.abs() + self.eta, 1.0)

@@ -49,12 +49,6 @@ class Guided(Perturbation):
     )
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return the offset e = rho unit((z + k Delta_i) - y_k), or None if rho is 0; no local state changes.
-
-        z + k Delta_i is the point that k steps along the personalised momentum Delta_i would reach from z.
-        ``perturb_sign=-1`` and ``indexing=tensor`` reproduce the published code: the opposite offset, and one scalar
-        per parameter tensor instead of a unit vector.
-        """
         if self.rho == 0:
             return None, {}
         ahead = ctx.z + ctx.step * ctx.drift["personal momentum"] - ctx.y  # from y_k to z + k Delta_i
@@ -62,7 +56,6 @@ class Guided(Perturbation):
         return self.perturb_sign * self.rho * direction, {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if the drift in ``slots`` provides no personalised momentum, and None otherwise."""
         drift = slots["drift"]
         if not isinstance(drift, Wmsam):
             return "the guided perturbation follows FedWMSAM's personalised momentum and requires the drift wmsam"

@@ -40,7 +40,6 @@ class RampedSam(Sam):
     start_rho: float = param(0.001, START_RHO, low=0)
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return SAM's offset, rescaled to the radius of this round, and the local state that changed."""
         offset, changed_state = super().offset(ctx, gradient)
         if offset is None or not self.ramp:
             return offset, changed_state

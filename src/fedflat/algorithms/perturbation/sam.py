@@ -49,10 +49,7 @@ class Sam(AscentStep):
         return {} if self.share == 1 else {"ascent": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return the offset e = rho g(y_k) / ||g(y_k)||, or None if rho is 0, and the local state that changes.
-
-        With ``normalise=False``, e is rho g(y_k). If ``share`` is below 1, g(y_k) is kept as ``ascent`` for ``blend``.
-        """
+        """Return e, or None if rho is 0; if ``share`` is below 1, g(y_k) is kept as ``ascent`` for ``blend``."""
         if self.rho == 0:
             return None, {}
         g = gradient(ctx.y)
@@ -60,13 +57,11 @@ class Sam(AscentStep):
         return offset, {} if self.share == 1 else {"ascent": g}
 
     def blend(self, g: Tensor, ctx: LocalContext) -> Tensor:
-        """Return (1 - share) g(y_k) + share g(y_k + e); ``g`` is g(y_k + e), the gradient at the perturbed point."""
         if self.share == 1 or self.rho == 0:  # with rho = 0 both gradients are the same, and ``offset`` kept none
             return g
         return (1 - self.share) * ctx.local["ascent"] + self.share * g
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if ``share`` and ``perturb_from`` contradict each other, and None otherwise."""
         if self.share == 1 or self.perturb_from == "data":
             return None
         return "share below 1 blends data gradients and would add the drift correction twice; use perturb_from=data"

@@ -62,7 +62,6 @@ class Scam(AscentStep):
         return {"h": (0.0, math.inf), "c": (-1.0, 1.0)}
 
     def begin(self, ctx: LocalContext) -> State:
-        """Return the client's alignment c and heterogeneity h, and the radius of the round."""
         assert ctx.pilot is not None
         direction = unit(ctx.pilot.gradient) if self.pilot == "gradient" else -unit(ctx.pilot.gradient)
         c = direction @ ctx.server["u"]

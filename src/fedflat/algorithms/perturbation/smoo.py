@@ -59,7 +59,7 @@ class Smoo(AscentStep):
         return {"mu": ctx.client["mu"], "last offset": torch.zeros_like(ctx.z)}
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return the offset e, or None if rho is 0, and the new dual; ``finish`` also needs e of the last step."""
+        """Return e, or None if rho is 0, and the new dual; ``finish`` also needs e of the last step."""
         if self.rho == 0:
             return None, {}
         e = self.rho * unit(gradient(ctx.y) - ctx.local["mu"] - ctx.server["s"])
@@ -74,7 +74,6 @@ class Smoo(AscentStep):
         return {"s": self.rho * unit(means.mean["s"])}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message unless the drift in ``slots`` is ``dyn`` or derived from it."""
         if isinstance(slots["drift"], Dyn):
             return None
         return "FedSMOO's perturbation is part of FedDyn's dual problem and requires the drift dyn"

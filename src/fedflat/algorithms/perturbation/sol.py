@@ -56,7 +56,7 @@ class Sol(AscentStep):
         return Teacher(ctx.z, self.tau, with_loss=False) if self.needs_teacher else None
 
     def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[Tensor | None, State]:
-        """Return the offset e, or None if rho is 0; no local state changes. ``gradient`` is that of the divergence."""
+        """Return e, or None if rho is 0; ``gradient`` is that of the divergence."""
         if self.rho == 0:
             return None, {}
         offset = self.rho * unit(gradient(ctx.y))

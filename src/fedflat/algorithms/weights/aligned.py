@@ -45,5 +45,4 @@ class Aligned(ChosenWeights):
         return normalised(rows.weights / (1 + self.gamma * h) * (1 + self.beta * c).clamp(min=0), rows.weights), {}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message unless the perturbation in ``slots`` is ``scam``, whose messages the weights need."""
         return None if isinstance(slots["perturbation"], Scam) else "aligned requires the perturbation scam"

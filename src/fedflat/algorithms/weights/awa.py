@@ -12,7 +12,6 @@ from torch import Tensor
 from fedflat.algorithms.slot import Slot
 from fedflat.algorithms.start import Start
 from fedflat.algorithms.state import Fields, State, scalar
-from fedflat.algorithms.weights.awa_loss import logit_gradient
 from fedflat.algorithms.weights.base import ChosenWeights, ClientRows
 from fedflat.text import param
 
@@ -56,7 +55,6 @@ class Awa(ChosenWeights):
         return (scalar("moved", sent=False),)
 
     def choose(self, rows: ClientRows, state: State) -> tuple[Tensor, State]:
-        """Take Adam steps on the cohort's logits; return the weights, and how far all clients' logits have moved."""
         initial = rows.weights * rows.share
         moved = state["moved"].expand(round(len(initial) / rows.share)).clone()
         logits = initial + moved[rows.clients]
@@ -71,7 +69,29 @@ class Awa(ChosenWeights):
         return (before if self.weights_from == "before" else logits).softmax(0), {"moved": moved}
 
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
-        """Return an error message if clients upload something other than y_K - z, and None otherwise."""
         if getattr(slots["drift"], "dual_scope", "all") == "active":
             return "FedAWA needs displacements, which dual_scope=active does not upload; use dual_scope=all"
         return None if slots["start"] == Start() else "FedAWA compares models z + D_i, so all clients must start from z"
+
+
+def logit_gradient(logits: Tensor, displacements: Tensor, turn: Tensor) -> Tensor:
+    """Return the gradient of the loss L with respect to the logits l of the weights w = softmax(l), shape (n,).
+
+        L = sum_i w_i (||D_i - sum_j w_j D_j|| + turn_i)
+
+    Args:
+        logits: one per client of the cohort, shape (n,).
+        displacements: D_i, shape (n, P).
+        turn: 1 - cos(z, z + D_i), shape (n,); how far each client's model turned away from z.
+
+    >>> logit_gradient(torch.zeros(2), torch.zeros(2, 3), turn=torch.tensor([1.0, 0.0]))
+    tensor([ 0.2500, -0.2500])
+    """
+    w = logits.softmax(0)
+    spread = displacements - w @ displacements
+    distance = spread.norm(dim=1)
+    # The mean sum_j w_j D_j depends on the weights, too. The clamp avoids 0 / 0 for a client at the mean.
+    mean_direction = (w / distance.clamp(min=torch.finfo(w.dtype).tiny)) @ spread
+    weight_gradient = distance + turn - displacements @ mean_direction  # dL / dw
+    gradient: Tensor = w * (weight_gradient - w @ weight_gradient)
+    return gradient

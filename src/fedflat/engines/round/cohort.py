@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import States, flat_fields, nested_state
-from fedflat.algorithms.slot import CohortMeans
+from fedflat.algorithms.slot import TINY_LR, CohortMeans
 from fedflat.algorithms.state import State
 from fedflat.algorithms.weights import ClientRows
 from fedflat.engines.problem.problem import Problem
@@ -79,7 +79,7 @@ def weighted_rows(
     """
     trained = len(reports)
     displacements = buffers.displacement[:trained]
-    lr_sums = _stack_scalars([report.lr_sum for report in reports], displacements)  # H_i
+    lr_sums = _stack_scalars([report.lr_sum for report in reports], displacements).clamp(min=TINY_LR)  # H_i
     weighted: WeightedRows = {
         "displacement": (displacements, weights.aggregation),
         "uniform": (displacements, weights.uniform),

@@ -23,7 +23,6 @@ class CompiledProduct:
     """
 
     def __init__(self, product: Product, examples: int) -> None:
-        """Prepare ``product`` for batches of ``examples`` examples; the first call compiles it."""
         self._product, self._examples = product, examples
         self._shape: torch.Size | None = None
         self._compiled: Any = None
@@ -32,17 +31,7 @@ class CompiledProduct:
     def __call__(
         self, weights: Sequence[Tensor], vector: Sequence[Tensor], inputs: Any, targets: Any
     ) -> Sequence[Tensor] | None:
-        """Return the product, or None if this batch cannot use the compiled function.
-
-        Args:
-            weights: the point at which the Hessian is taken, one tensor per parameter.
-            vector: the vector to multiply by, one tensor per parameter.
-            inputs: the batch's inputs.
-            targets: the batch's targets.
-
-        Returns:
-            The product, one tensor per parameter.
-        """
+        """Return the product (see ``Product``), or None if this batch cannot use the compiled function."""
         if not self._usable or not self._has_compiled_shape(inputs, targets):
             return None
         try:
@@ -52,9 +41,7 @@ class CompiledProduct:
                 product: Sequence[Tensor] = self._compiled(weights, vector, inputs, targets)
         except torch.OutOfMemoryError:
             raise  # not a failure of the compiler
-        except (
-            Exception
-        ) as error:  # compilers fail in many ways; an error in the model is raised again without compilation
+        except Exception as error:  # compilers fail in many ways; an error in the model recurs without compilation
             self._usable = False
             warnings.warn(
                 f"compiling the Hessian-vector product failed ({type(error).__name__}); continuing without compilation",

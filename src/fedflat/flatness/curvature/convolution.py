@@ -64,17 +64,13 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Convolve the input x with the filters w, and save both for ``backward``."""
         ctx.save_for_backward(x, w)
         ctx.settings = settings
         return settings.convolve(x, w)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradients dx of the input and dw of the filters, given the gradient g of the output.
-
-        A gradient that is not needed is None. The settings, the third argument of ``forward``, have no gradient.
-        """
+        """Return dx and dw, given the gradient g of the output; a gradient that is not needed is None."""
         (g,) = gradients
         x, w = ctx.saved_tensors
         dx = input_gradient(g, w, x, ctx.settings) if ctx.needs_input_grad[0] else None
@@ -87,21 +83,14 @@ class ConvolutionInputGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Compute dx = D(g, w), the gradient of the loss with respect to the input.
-
-        g is the gradient with respect to the output, w the filters, and ``like`` any tensor with the shape of the
-        input, which g and w do not determine.
-        """
+        """Compute dx = D(g, w); ``like`` has the shape of the input, which g and w do not determine."""
         ctx.save_for_backward(g, w)
         ctx.settings = settings
         return settings.differentiate(g, like, w, INPUT)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Given the gradient u of dx, return dg = C(u, w) and dw = F(g, u), each None if not needed.
-
-        C is the convolution and F the gradient of its filters; ``like`` and the settings have no gradient.
-        """
+        """Given the gradient u of dx, return dg = C(u, w) and dw = F(g, u), each None if not needed."""
         (u,) = gradients
         g, w = ctx.saved_tensors
         dg = convolve(u, w, ctx.settings) if ctx.needs_input_grad[0] else None
@@ -114,21 +103,14 @@ class ConvolutionFilterGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, x: Tensor, like: Tensor, settings: ConvolutionSettings) -> Tensor:
-        """Compute dw = F(g, x), the gradient of the loss with respect to the filters.
-
-        g is the gradient with respect to the output, x the input, and ``like`` any tensor with the shape of the
-        filters, which g and x do not determine.
-        """
+        """Compute dw = F(g, x); ``like`` has the shape of the filters, which g and x do not determine."""
         ctx.save_for_backward(g, x)
         ctx.settings = settings
         return settings.differentiate(g, x, like, FILTERS)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Given the gradient v of dw, return dg = C(x, v) and dx = D(g, v), each None if not needed.
-
-        C is the convolution and D the gradient of its input; ``like`` and the settings have no gradient.
-        """
+        """Given the gradient v of dw, return dg = C(x, v) and dx = D(g, v), each None if not needed."""
         (v,) = gradients
         g, x = ctx.saved_tensors
         dg = convolve(x, v, ctx.settings) if ctx.needs_input_grad[0] else None

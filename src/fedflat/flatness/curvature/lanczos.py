@@ -121,10 +121,10 @@ def lanczos(
     """Compute eigenpairs of a large symmetric matrix from its products with vectors.
 
     The search takes a few Lanczos steps at a time, then checks whether all requested eigenvalues have converged, i.e.
-    have residuals below ``tolerance`` times their magnitude, or times the largest magnitude for the smallest
-    eigenvalues of ``Ends``. A basis without room for further steps is reduced to its
-    best vectors. Lanczos finds a repeated eigenvalue only once per starting vector. After convergence, the search
-    therefore restarts from a random vector, and it ends when such a restart changes none of the eigenvalues.
+    have residuals below ``tolerance`` times their magnitude (times the largest magnitude for the smallest eigenvalues
+    of ``Ends``). A basis without room for further steps is reduced to its best vectors. Lanczos finds a repeated
+    eigenvalue only once per starting vector. After convergence, the search therefore restarts from a random vector, and
+    it ends when such a restart changes none of the eigenvalues.
 
     Args:
         operator: the symmetric matrix.

@@ -4,7 +4,7 @@ Permuting the units of a hidden layer, and the inputs of the next layer in the s
 Weight matching chooses the permutations that maximise the inner product of both models' weights. Given the other
 layers, the best permutation of one layer is a linear assignment problem; layers are visited until nothing changes.
 
-Defined for chains of linear and convolutional layers, with elementwise activations, pooling, BatchNorm and dropout
+Models must be chains of linear and convolutional layers, with elementwise activations, pooling, BatchNorm and dropout
 between them.
 """
 

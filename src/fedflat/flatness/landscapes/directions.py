@@ -24,19 +24,11 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.batches import generator
+from fedflat.flatness.batches import normal
 from fedflat.models.layout import Layout
 
 OneDimensional = Literal["zero", "scaled"]
 ONE_DIMENSIONAL: tuple[OneDimensional, ...] = ("zero", "scaled")
-
-
-def random_direction(size: int, seed: int, number: int, like: Tensor) -> Tensor:
-    """Draw a standard normal direction [size], with dtype and device of ``like``.
-
-    The numbers depend only on ``seed`` and on ``number``, the direction's index, and are the same on every device.
-    """
-    return torch.from_numpy(generator(seed, "landscape", number).standard_normal(size)).to(like.device, like.dtype)
 
 
 def directions_around(
@@ -55,7 +47,7 @@ def directions_around(
             directions, ``scaled`` rescales each like a filter.
     """
     return tuple(
-        filter_normalised(layout, random_direction(layout.size, seed, number, weights), weights, one_dimensional)
+        filter_normalised(layout, normal(weights, seed, "landscape", number), weights, one_dimensional)
         for number in range(count)
     )
 

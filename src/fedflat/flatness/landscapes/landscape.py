@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -89,8 +90,8 @@ def symmetric_axis(radius: float, points: int) -> tuple[float, ...]:
     """
     if points < 2:
         raise UserError(f"points={points} is invalid; expected at least 2 per side")
-    if not radius > 0:
-        raise UserError(f"radius={radius:g} is invalid; expected a number above 0")
+    if not 0 < radius < math.inf:
+        raise UserError(f"radius={radius:g} is invalid; expected a finite number above 0")
     return tuple(radius * ((2 * number - (points - 1)) / (points - 1)) for number in range(points))
 
 

@@ -10,6 +10,7 @@ without a barrier lie in the same basin: their average is as good as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ def path_landscape(
     """
     if len(models) != 2:
         raise UserError(f"a path needs two models, got {len(models)}")
-    if points < 2 or beyond < 0:
+    if points < 2 or not 0 <= beyond < math.inf:
         raise UserError(f"points={points}, beyond={beyond:g} is invalid; expected at least 2 points and beyond >= 0")
     check_grid_size(points)
     (a_name, a), (b_name, b) = models.items()

@@ -8,6 +8,7 @@ weights. Coordinates are computed in float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -118,6 +119,8 @@ def plane_landscape(
         raise UserError(f"a plane needs three models, got {len(names)}")
     if points < 2:
         raise UserError(f"points={points} is invalid; expected at least 2 per side")
+    if not 0 <= margin < math.inf:
+        raise UserError(f"margin={margin:g} is invalid; expected a finite number of at least 0")
     check_grid_size(points**2)
     corner_models = [models[name] for name in names[:3]]
     plane = Plane.through(*(model.weights for model in corner_models))
