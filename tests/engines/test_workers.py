@@ -168,6 +168,12 @@ def test_a_batch_of_one_cannot_be_normalised() -> None:
         )
 
 
+def test_models_that_cannot_be_pickled_train_in_this_process() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(64, 10))
+    run = Run(make_config(None, SETTINGS | {"workers": WORKERS}), model=nn.Sequential(nn.Flatten(), layer))
+    assert isinstance(run.engine, LoopEngine) and run.engine.workers == 1
+
+
 def test_full_shared_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensor: torch.Tensor) -> None:
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_7_5>: No space left on device (28)")
