@@ -32,6 +32,7 @@ PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 """How children start. With ``forkserver``, they are forks of a process that has imported fedflat and torch once."""
+_starter: int | None = None  # the process that has started children or the fork server; a fork of it has another id
 
 
 class ChildDied(Exception):
@@ -63,6 +64,11 @@ class ChildProcess:
         daemon: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        if not can_start_children():
+            raise UserError(
+                "this process cannot start others, because it is daemonic, as in multiprocessing.Pool, or a fork of a "
+                "process that has started some; use a single process (workers=1, jobs=1)"
+            )
         context: Any = multiprocessing.get_context(START_METHOD)
         self.pipe, child_pipe = context.Pipe()
         variables = {**os.environ, **(environment or {})}
@@ -109,13 +115,23 @@ class ChildProcess:
             raise ChildKilled(f"was killed by {signal.Signals(signal_number).name}") from None
 
 
+def can_start_children() -> bool:
+    """Whether this process can start children: it is not daemonic, and no fork of a process that has started some.
+
+    Such a fork inherits the pipes of the other process, which may train clients at the same time.
+    """
+    return _starter in (None, os.getpid()) and not multiprocessing.current_process().daemon
+
+
 def start_fork_server(environment: Mapping[str, str] | None = None) -> None:
-    """Start the fork server, which imports fedflat and torch in the background; no effect without ``forkserver``.
+    """Start the fork server, which imports fedflat and torch in the background.
+
+    No effect without ``forkserver``, or in a process that cannot start children.
 
     Args:
         environment: variables that it gets in addition to those of this process, unless it is already running.
     """
-    if START_METHOD == "forkserver":
+    if START_METHOD == "forkserver" and can_start_children():
         forkserver.set_forkserver_preload(["fedflat.engines.cpu.engine"])
         with _starts_process(environment):
             forkserver.ensure_running()
@@ -222,6 +238,8 @@ def _run(
 @contextmanager
 def _starts_process(environment: Mapping[str, str] | None) -> Iterator[None]:
     """The context in which a child or the fork server starts; it gets the variables in ``environment``."""
+    global _starter  # noqa: PLW0603
+    _starter = os.getpid()
     # A fork server would otherwise import modules from the current folder, such as a user's statistics.py.
     with _environment({"PYTHONSAFEPATH": "1", **(environment or {})}), _without_main(), interrupts_blocked():
         yield

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import fedflat
+from fedflat import processes
 from fedflat.bench.setting import RandomImages
 from fedflat.engines.cpu.engine import LoopEngine, ProcessPool, process_pool
 from fedflat.engines.problem import kernels
@@ -172,6 +173,22 @@ def test_models_that_cannot_be_pickled_train_in_this_process() -> None:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(64, 10))
     run = Run(make_config(None, SETTINGS | {"workers": WORKERS}), model=nn.Sequential(nn.Flatten(), layer))
     assert isinstance(run.engine, LoopEngine) and run.engine.workers == 1
+
+
+def test_processes_that_cannot_start_others_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of ``multiprocessing.Pool``, which are daemonic, and forks of a process that has workers."""
+    changes = (
+        (multiprocessing.current_process()._config, "daemon", True),
+        (vars(processes), "_starter", os.getpid() - 1),
+    )
+    for change in changes:
+        with monkeypatch.context() as patch:
+            patch.setitem(*change)
+            run = Run(make_config(None, SETTINGS | {"workers": WORKERS, "rounds": 1}))
+            assert isinstance(run.engine, LoopEngine) and run.engine.workers == 1
+            with pytest.raises(UserError, match=r"cannot start others.*workers=1, jobs=1"):
+                ProcessPool(1)
+    assert processes.can_start_children()
 
 
 def test_full_shared_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ from fedflat.processes import (
     ChildDied,
     ChildProcess,
     available_cores,
+    can_start_children,
     close_children,
     is_sendable,
     receive_from_parent,
@@ -55,15 +56,15 @@ class LoopEngine(CohortEngine):
     Args:
         problem: model, task and data.
         workers: number of worker processes; by default one per core. Clients train in this process instead if the
-            problem is on a GPU, or if the problem or algorithm is defined in the running script, which workers cannot
-            import.
+            problem is on a GPU, if the problem or algorithm is defined in the running script, which workers cannot
+            import, or if this process cannot start others.
     """
 
     def __init__(self, problem: Problem, workers: int | None = None) -> None:
         """Prepare to train on ``workers`` processes (default: one per core), which start with the first round."""
         super().__init__(problem)
         self.workers = max(1, available_cores() if workers is None else workers)
-        if self.workers > 1 and (problem.device.type != "cpu" or not is_sendable(problem)):
+        if self.workers > 1 and (problem.device.type != "cpu" or not can_start_children() or not is_sendable(problem)):
             self.workers = 1
         self._allocated_for: Training | None = None
         self._shared: dict[str, Any] = {"problem": problem}
