@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from functools import partial
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,19 @@ def test_workers_keep_freed_memory() -> None:
         ]
     finally:
         pool.close()
+
+
+def test_workers_are_closed_at_the_end_of_a_child_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """multiprocessing forgets finalisers when a child begins, even if it is a fork that has imported the engine."""
+    monkeypatch.setattr("fedflat.engines.cpu.engine._pool", None)
+    before = dict(util._finalizer_registry)
+    util._finalizer_registry.clear()
+    try:
+        pool = process_pool(1)
+        util._run_finalizers(0)
+    finally:
+        util._finalizer_registry.update(before)
+    assert not pool.is_alive
 
 
 def test_two_runs_side_by_side_do_not_disturb_each_other() -> None:

@@ -319,6 +319,10 @@ def process_pool(workers: int) -> ProcessPool:
     if _pool is None or len(_pool.children) != workers or not is_usable:
         if _pool is not None:
             _pool.close()
+        else:
+            # Not atexit, which does not run in multiprocessing's children: their workers would be killed during a task.
+            # Not when this module is imported: a fork of the fork server forgets what was registered before it began.
+            Finalize(None, _close_pool, exitpriority=0)
         _pool = ProcessPool(workers)
     return _pool
 
@@ -330,10 +334,6 @@ def _close_pool() -> None:
             _pool.close()
         except KeyboardInterrupt:
             _pool.close(patience=0)
-
-
-# Not atexit, which does not run in multiprocessing's child processes: their workers would be killed during a task.
-Finalize(None, _close_pool, exitpriority=0)
 
 
 @contextmanager
