@@ -281,7 +281,9 @@ def use_cores(limit: int) -> None:
 
 
 def available_cores() -> int:
-    """The number of cores that this process may train on: its limit, or all usable ones."""
+    """The number of cores that this process may train on: its limit, or all usable ones if it can start children."""
+    if not can_start_children():
+        return 1
     return usable_cores() if _core_limit is None else _core_limit
 
 

@@ -199,7 +199,7 @@ def test_processes_that_cannot_start_others_train_alone(monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setitem(*change)
             run = Run(make_config(None, SETTINGS | {"workers": WORKERS, "rounds": 1}))
-            assert isinstance(run.engine, LoopEngine) and run.engine.workers == 1
+            assert isinstance(run.engine, LoopEngine) and run.engine.workers == 1 == processes.available_cores()
             with pytest.raises(UserError, match=r"cannot start others.*workers=1, jobs=1"):
                 ProcessPool(1)
     assert processes.can_start_children()
