@@ -271,6 +271,10 @@ def _without_main() -> Iterator[None]:
 
 
 CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Control groups, and the file that lists this process's groups: one ``id:controllers:path`` per line.
+
+Version 2 of cgroups lists a single group, without controllers.
+"""
 _core_limit: int | None = None
 
 
@@ -289,25 +293,20 @@ def available_cores() -> int:
 
 def usable_cores() -> int:
     """The number of cores in this process's affinity mask, limited by its CPU quota (rounded up)."""
-    return max(1, math.ceil(min(cores_in_affinity_mask(), cpu_quota(CGROUP_ROOT, OWN_CGROUPS))))
+    return max(1, math.ceil(min(cores_in_affinity_mask(), cpu_quota())))
 
 
-def cpu_quota(root: Path, own_cgroups: Path) -> float:
+def cpu_quota() -> float:
     """The number of CPU cores that Linux control groups (cgroups) allow, e.g. 1.5 after ``docker --cpus 1.5``.
 
     A group inherits the limits of all its parents, so the smallest one counts. The result is infinity without a limit.
-
-    Args:
-        root: root of the cgroup file system, ``/sys/fs/cgroup``.
-        own_cgroups: file that lists this process's groups, one ``id:controllers:path`` per line
-            (``/proc/self/cgroup``). Version 2 of cgroups lists a single group, without controllers.
     """
     smallest = math.inf
-    for line in _read(own_cgroups).splitlines():
+    for line in _read(OWN_CGROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):  # e.g. a group that only limits memory
             continue
-        group = root / controllers
+        group = CGROUP_ROOT / controllers
         for part in ("", *Path(path).parts[1:]):  # from the root group down to this process's
             group /= part
             smallest = min(smallest, _group_quota(group))
