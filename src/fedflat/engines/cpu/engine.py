@@ -26,10 +26,10 @@ from fedflat.engines.round.client import (
     ClientReport,
     CohortBuffers,
     GradientCost,
-    seeded_full_gradient,
     to_arrays,
     to_tensors,
     train_client,
+    write_full_gradient,
 )
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
@@ -193,20 +193,8 @@ def _train(
 def _write_full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
 ) -> GradientCost:
-    """Compute the gradient of a client's whole dataset at the broadcast model in a worker, and write it into its row.
-
-    Args:
-        shared: ``problem`` and ``cohort``, the memory of the cohort.
-        training: how clients train.
-        round: number of the round, from 0.
-        row: the client's row in the memory of the cohort.
-        client: the client's number in the federation.
-        indices: positions of its examples in the training set [examples].
-    """
-    cohort: CohortBuffers = shared["cohort"]
-    gradient, cost = seeded_full_gradient(shared["problem"], training, cohort, round, client, indices, row)
-    cohort.gradient[row].copy_(gradient)
-    return cost
+    """Call ``write_full_gradient`` in a worker; ``shared`` holds the problem and the memory of the cohort."""
+    return write_full_gradient(shared["problem"], training, shared["cohort"], round, row, client, indices)
 
 
 def evaluate_batch(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:

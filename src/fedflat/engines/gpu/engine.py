@@ -20,7 +20,7 @@ from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import LocalStep, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Totals
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, seeded_full_gradient
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, write_full_gradient
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
@@ -90,14 +90,12 @@ class LaneEngine(CohortEngine):
 
         Returns the number of backward passes and examples, summed over the cohort.
         """
-        costs = []
-        for row, client in enumerate(cohort):
-            gradient, cost = seeded_full_gradient(
-                self.problem, training, buffers, round, client.number, client.indices, row
-            )
-            buffers.gradient[row].copy_(gradient)
-            costs.append(cost)
-        return GradientCost.total(costs)
+        return GradientCost.total(
+            [
+                write_full_gradient(self.problem, training, buffers, round, row, client.number, client.indices)
+                for row, client in enumerate(cohort)
+            ]
+        )
 
     def train_rows(
         self,

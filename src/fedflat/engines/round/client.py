@@ -343,18 +343,20 @@ def _begin(
     )
 
 
-def seeded_full_gradient(
+def write_full_gradient(
     problem: Problem,
     training: Training,
     cohort: CohortBuffers,
     round: int,
+    row: int,
     client: int,
     indices: np.ndarray,
-    row: int,
-) -> tuple[Tensor, GradientCost]:
-    """Seed dropout by round and client, then compute ``full_gradient``, which has the same arguments and results."""
+) -> GradientCost:
+    """Write a client's ``full_gradient`` into its row of ``cohort.gradient``; dropout is seeded by round and client."""
     seed_torch(training.seed, "whole gradient dropout", round, client)
-    return full_gradient(problem, training, cohort, round, client, indices, row)
+    gradient, cost = full_gradient(problem, training, cohort, round, client, indices, row)
+    cohort.gradient[row].copy_(gradient)
+    return cost
 
 
 @at_own_precision
