@@ -102,10 +102,7 @@ class LoopEngine(CohortEngine):
     def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> GradientCost:
-        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``.
-
-        Returns the total cost.
-        """
+        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``."""
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
         return GradientCost.total(self._map(_write_full_gradient, tasks))
 
@@ -117,11 +114,7 @@ class LoopEngine(CohortEngine):
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
-
-        ``integer_buffers`` are the server model's integer buffers by name; each report contains those of its client
-        after training.
-        """
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
         arrays = to_arrays(integer_buffers)
         tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
         results = self._map(_train, tasks)
