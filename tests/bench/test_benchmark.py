@@ -60,50 +60,16 @@ ROW = {
 def test_a_small_benchmark(tmp_path):
     file = tmp_path / "made" / "bench.json"
     flags = (
-        "--model",
-        "mlp(hidden=4)",
-        "--dataset",
-        "random(size=60,side=4)",
-        "--clients",
-        "6",
-        "--clients-per-round",
-        "2",
-        "--local-steps",
-        "2",
+        "--model mlp(hidden=4) --dataset random(size=60,side=4) --clients 6 --clients-per-round 2 --local-steps 2 "
+        "--batch-size 5 --rounds 3 --warm-up 1 --workers 1 --device cpu --against plain --out"
     )
-    more = (
-        "--batch-size",
-        "5",
-        "--rounds",
-        "3",
-        "--warm-up",
-        "1",
-        "--workers",
-        "1",
-        "--device",
-        "cpu",
-        "--against",
-        "plain",
-        "--out",
-        str(file),
-    )
-    result = CliRunner().invoke(app, ["bench", *flags, *more])
+    result = CliRunner().invoke(app, ["bench", *flags.split(), str(file)])
     assert result.exit_code == 0, result.stderr
     for word in ("fedflat", "plain loop", "bound", "s/round", "samples/s", "share of", "medians"):
         assert word in result.stdout
     found = json.loads(file.read_text())
-    assert set(found) == {
-        "format",
-        "date",
-        "command",
-        "hardware",
-        "versions",
-        "setting",
-        "rounds",
-        "warm_up",
-        "rows",
-        "notes",
-    }
+    settings, results = {"command", "setting", "rounds", "warm_up"}, {"rows", "notes"}
+    assert set(found) == {"format", "date", "hardware", "versions"} | settings | results
     assert found["hardware"]["cores"] >= 1 and found["versions"]["torch"]
     assert [line["contender"] for line in found["rows"]] == ["fedflat", "plain loop", "bound"]
     for line in found["rows"]:
