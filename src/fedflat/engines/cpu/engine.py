@@ -66,11 +66,10 @@ class LoopEngine(CohortEngine):
         self.workers = max(1, available_cores() if workers is None else workers)
         if self.workers > 1 and (problem.device.type != "cpu" or not can_start_children() or not is_sendable(problem)):
             self.workers = 1
-        self._allocated_for: Training | None = None
+        self._training: Training | None = None  # of the last round
         self._shared: dict[str, Any] = {"problem": problem}
         self._pool: ProcessPool | None = None
         self._token = object()  # identifies this engine to the pool; a reference to the engine would keep it alive
-        self._checked_training: Training | None = None  # whether workers can import it is checked once
 
     def train_groups(
         self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
@@ -81,8 +80,8 @@ class LoopEngine(CohortEngine):
         script, this and all later rounds run in this process.
         """
         with one_thread(), explain_full_shared_memory():
-            if training is not self._checked_training:
-                self._checked_training = training
+            if training is not self._training:
+                self._training, self.buffers = training, None
                 if self.workers > 1 and not is_sendable(training):
                     self.workers = 1
             return super().train_groups(training, round, model, server, groups)
@@ -90,12 +89,11 @@ class LoopEngine(CohortEngine):
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
         """Memory for a cohort of ``rows`` clients, shared with the workers; ``like`` gives dtype and device.
 
-        The memory is reused until the cohort is larger or ``training`` is another object.
+        The memory is reused until the cohort is larger or another training begins.
         """
-        if self.buffers is None or self.buffers.rows < rows or self._allocated_for is not training:
+        if self.buffers is None or self.buffers.rows < rows:
             sizes = self.problem.layout.size, self.problem.buffer_layout.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like, shared=self.workers > 1)
-            self._allocated_for = training
             self._share("cohort", self.buffers)
         return self.buffers
 
