@@ -311,14 +311,14 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GroupEngine(Protocol):
-    """An engine that trains several groups of clients at once."""
+    """An engine that trains several groups of clients at once, as asynchronous runs need."""
 
     def train_groups(
         self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
     ) -> list[Outcome]:
         """Train several groups for one round; returns the outcome that ``train`` would return for each.
 
-        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group.
+        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group; none is in two groups.
         """
         ...
 
@@ -331,18 +331,6 @@ class RepeatingEngine(Protocol):
     def private_rounds(self) -> int:
         """How often a private run has trained a round, over all of its starts; 0 without privacy."""
         ...
-
-
-def train_groups(
-    engine: Engine, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
-) -> list[Outcome]:
-    """Train several groups of clients, at once if the engine can, otherwise one after another.
-
-    ``server`` is the server's state by slot, and ``groups`` lists the clients of each group; none is in two groups.
-    """
-    if isinstance(engine, GroupEngine):
-        return engine.train_groups(training, round, model, server, groups)
-    return [engine.train(training, round, model, server, group) for group in groups]
 
 
 Read = Callable[[], States]
