@@ -35,9 +35,9 @@ def test_control_groups_limit_the_cores(tmp_path, monkeypatch, mine, limits, quo
         file = tmp_path / "groups" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(limit + "\n")
-    assert processes.cpu_quota(tmp_path / "groups", tmp_path / "mine") == quota
     monkeypatch.setattr(processes, "CGROUP_ROOT", tmp_path / "groups")
     monkeypatch.setattr(processes, "OWN_CGROUPS", tmp_path / "mine")
+    assert processes.cpu_quota() == quota
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(processes, "_core_limit", None)
     assert available_cores() == math.ceil(min(8, quota)), "the number of workers"

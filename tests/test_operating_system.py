@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +48,21 @@ def test_peak_memory_is_in_kibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_on_macos is not None and as_on_macos < here / 1000
     monkeypatch.setattr(sys, "platform", "win32")
     assert operating_system.peak_memory() is None
+
+
+@pytest.mark.parametrize("largest", [2**25, 2**31])
+def test_malloc_keeps_freed_memory_in_old_versions_of_glibc_too(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older ones, such as 2.30, refuse a large threshold of mmap, and would keep that of 128 KiB."""
+    options: dict[int, int] = {}
+
+    def mallopt(option: int, value: int) -> bool:
+        is_accepted = option == -1 or value <= largest
+        options.update({option: value} if is_accepted else {})
+        return is_accepted
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    operating_system.keep_freed_memory()
+    assert options == {-1: 2**28, -3: min(2**28, largest)}
 
 
 def test_windows_says_what_needs_fork(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,10 +21,9 @@ from .time_limits import scaled
 
 
 @pytest.fixture(autouse=True)
-def spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start children as on Windows and macOS, and let them import this module, whichever way pytest was started."""
-    monkeypatch.setattr("fedflat.processes.START_METHOD", "spawn")
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start children as forks of this process, because the import of torch in new processes takes seconds."""
+    monkeypatch.setattr("fedflat.processes.START_METHOD", "fork")
 
 
 def describe(pipe: Connection, *names: str) -> None:
@@ -47,7 +46,7 @@ def sleep(pipe: Connection) -> None:
 
 def sleep_with_a_child(pipe: Connection, inherited: Connection) -> None:
     """Fall asleep with a child that sleeps, too; ``inherited`` is open until both have ended."""
-    processes.START_METHOD = "fork"
+    processes._starter = None  # unlike a fork, a child may start others
     ChildProcess(sleep).receive()
     sleep(pipe)
 
@@ -58,6 +57,8 @@ def leave(pipe: Connection) -> None:
 
 def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """It imports nothing from the current folder, e.g. a statistics.py. A busy child is killed when it is closed."""
+    monkeypatch.setattr("fedflat.processes.START_METHOD", "spawn")  # as on Windows and macOS
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])  # so that the child can import this module
     monkeypatch.setenv("MINE", "parent")
     masks = 0o027, set(sorted(process_masks()[1])[:1])  # a fork server was started with other masks than the parent's
     monkeypatch.setattr("fedflat.processes.process_masks", lambda: masks)
@@ -66,6 +67,7 @@ def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monk
     assert os.environ["MINE"] == "parent"
     child.send({"any": "value"})
     assert child.receive() == {"any": "value"}
+    monkeypatch.setattr("fedflat.processes.START_METHOD", "fork")
     busy = ChildProcess(sleep)
     assert busy.receive() == "asleep"
     close_children([busy, child], patience=0.1)

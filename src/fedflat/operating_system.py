@@ -118,9 +118,11 @@ def set_process_masks(umask: int, cores: set[int]) -> None:
 def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory: every training step frees and allocates the same megabytes again."""
     with suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
-        library = ctypes.CDLL(None)
-        for option in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-            library.mallopt(option, MALLOC_THRESHOLD)
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(
+            -1, MALLOC_THRESHOLD
+        )  # M_TRIM_THRESHOLD of malloc.h; from now on, malloc chooses no threshold by itself
+        mallopt(-3, MALLOC_THRESHOLD) or mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; old versions accept at most 32 MiB
 
 
 @contextmanager

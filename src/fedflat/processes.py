@@ -32,6 +32,7 @@ PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 """How children start. With ``forkserver``, they are forks of a process that has imported fedflat and torch once."""
+_starter: int | None = None  # the process that has started children or the fork server; a fork of it has another id
 
 
 class ChildDied(Exception):
@@ -63,6 +64,11 @@ class ChildProcess:
         daemon: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        if not can_start_children():
+            raise UserError(
+                "this process cannot start others, because it is daemonic, as in multiprocessing.Pool, or a fork of a "
+                "process that has started some; use a single process (workers=1, jobs=1)"
+            )
         context: Any = multiprocessing.get_context(START_METHOD)
         self.pipe, child_pipe = context.Pipe()
         variables = {**os.environ, **(environment or {})}
@@ -109,13 +115,23 @@ class ChildProcess:
             raise ChildKilled(f"was killed by {signal.Signals(signal_number).name}") from None
 
 
+def can_start_children() -> bool:
+    """Whether this process can start children: it is not daemonic, and no fork of a process that has started some.
+
+    Such a fork inherits the pipes of the other process, which may train clients at the same time.
+    """
+    return _starter in (None, os.getpid()) and not multiprocessing.current_process().daemon
+
+
 def start_fork_server(environment: Mapping[str, str] | None = None) -> None:
-    """Start the fork server, which imports fedflat and torch in the background; no effect without ``forkserver``.
+    """Start the fork server, which imports fedflat and torch in the background.
+
+    No effect without ``forkserver``, or in a process that cannot start children.
 
     Args:
         environment: variables that it gets in addition to those of this process, unless it is already running.
     """
-    if START_METHOD == "forkserver":
+    if START_METHOD == "forkserver" and can_start_children():
         forkserver.set_forkserver_preload(["fedflat.engines.cpu.engine"])
         with _starts_process(environment):
             forkserver.ensure_running()
@@ -176,7 +192,7 @@ def is_sendable(value: object) -> bool:
     buffer = io.BytesIO()
     try:
         _WithoutTensors(buffer).dump(value)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except Exception:  # a user's object may raise anything, torch's parametrised modules a RuntimeError
         return False
     return b"__main__" not in buffer.getvalue()
 
@@ -222,6 +238,8 @@ def _run(
 @contextmanager
 def _starts_process(environment: Mapping[str, str] | None) -> Iterator[None]:
     """The context in which a child or the fork server starts; it gets the variables in ``environment``."""
+    global _starter  # noqa: PLW0603
+    _starter = os.getpid()
     # A fork server would otherwise import modules from the current folder, such as a user's statistics.py.
     with _environment({"PYTHONSAFEPATH": "1", **(environment or {})}), _without_main(), interrupts_blocked():
         yield
@@ -253,6 +271,10 @@ def _without_main() -> Iterator[None]:
 
 
 CGROUP_ROOT, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Control groups, and the file that lists this process's groups: one ``id:controllers:path`` per line.
+
+Version 2 of cgroups lists a single group, without controllers.
+"""
 _core_limit: int | None = None
 
 
@@ -263,31 +285,28 @@ def use_cores(limit: int) -> None:
 
 
 def available_cores() -> int:
-    """The number of cores that this process may train on: its limit, or all usable ones."""
+    """The number of cores that this process may train on: its limit, or all usable ones if it can start children."""
+    if not can_start_children():
+        return 1
     return usable_cores() if _core_limit is None else _core_limit
 
 
 def usable_cores() -> int:
     """The number of cores in this process's affinity mask, limited by its CPU quota (rounded up)."""
-    return max(1, math.ceil(min(cores_in_affinity_mask(), cpu_quota(CGROUP_ROOT, OWN_CGROUPS))))
+    return max(1, math.ceil(min(cores_in_affinity_mask(), cpu_quota())))
 
 
-def cpu_quota(root: Path, own_cgroups: Path) -> float:
+def cpu_quota() -> float:
     """The number of CPU cores that Linux control groups (cgroups) allow, e.g. 1.5 after ``docker --cpus 1.5``.
 
     A group inherits the limits of all its parents, so the smallest one counts. The result is infinity without a limit.
-
-    Args:
-        root: root of the cgroup file system, ``/sys/fs/cgroup``.
-        own_cgroups: file that lists this process's groups, one ``id:controllers:path`` per line
-            (``/proc/self/cgroup``). Version 2 of cgroups lists a single group, without controllers.
     """
     smallest = math.inf
-    for line in _read(own_cgroups).splitlines():
+    for line in _read(OWN_CGROUPS).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):  # e.g. a group that only limits memory
             continue
-        group = root / controllers
+        group = CGROUP_ROOT / controllers
         for part in ("", *Path(path).parts[1:]):  # from the root group down to this process's
             group /= part
             smallest = min(smallest, _group_quota(group))

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedflat.bench import contender_process
-from fedflat.bench.benchmark import _measure_in_turns, _measure_one_by_one, benchmark
+from fedflat.bench.benchmark import Log, _measure_in_turns, _measure_one_by_one, benchmark
 from fedflat.bench.contender_process import (
     ContenderProcess,
     Failed,
@@ -60,50 +60,16 @@ ROW = {
 def test_a_small_benchmark(tmp_path):
     file = tmp_path / "made" / "bench.json"
     flags = (
-        "--model",
-        "mlp(hidden=4)",
-        "--dataset",
-        "random(size=60,side=4)",
-        "--clients",
-        "6",
-        "--clients-per-round",
-        "2",
-        "--local-steps",
-        "2",
+        "--model mlp(hidden=4) --dataset random(size=60,side=4) --clients 6 --clients-per-round 2 --local-steps 2 "
+        "--batch-size 5 --rounds 3 --warm-up 1 --workers 1 --device cpu --against plain --out"
     )
-    more = (
-        "--batch-size",
-        "5",
-        "--rounds",
-        "3",
-        "--warm-up",
-        "1",
-        "--workers",
-        "1",
-        "--device",
-        "cpu",
-        "--against",
-        "plain",
-        "--out",
-        str(file),
-    )
-    result = CliRunner().invoke(app, ["bench", *flags, *more])
+    result = CliRunner().invoke(app, ["bench", *flags.split(), str(file)])
     assert result.exit_code == 0, result.stderr
     for word in ("fedflat", "plain loop", "bound", "s/round", "samples/s", "share of", "medians"):
         assert word in result.stdout
     found = json.loads(file.read_text())
-    assert set(found) == {
-        "format",
-        "date",
-        "command",
-        "hardware",
-        "versions",
-        "setting",
-        "rounds",
-        "warm_up",
-        "rows",
-        "notes",
-    }
+    settings, results = {"command", "setting", "rounds", "warm_up"}, {"rows", "notes"}
+    assert set(found) == {"format", "date", "hardware", "versions"} | settings | results
     assert found["hardware"]["cores"] >= 1 and found["versions"]["torch"]
     assert [line["contender"] for line in found["rows"]] == ["fedflat", "plain loop", "bound"]
     for line in found["rows"]:
@@ -238,7 +204,7 @@ def test_as_many_rounds_are_measured_as_are_asked_for(monkeypatch):
     monkeypatch.setattr(Load, "share_of_others", lambda self: 0.0)
     ticks = itertools.count(step=7)
     monkeypatch.setattr("fedflat.bench.benchmark.cpu_seconds", lambda pid: next(ticks))
-    found = _measure_in_turns(Request(SMALL, clients=(4,), against=("none",), rounds=12), lambda line: None, [])
+    found = _measure_in_turns(Request(SMALL, clients=(4,), against=("none",), rounds=12), Log(lambda line: None))
     assert [len(m.seconds) for m in found] == [12, 12]
     assert [m.cpu_seconds for m in found] == [3 * (7 - 1) / 12] * 2, "in three turns, without the loss"
 
@@ -363,7 +329,7 @@ def test_contenders_may_set_up_together_and_nobody_is_measured_meanwhile(monkeyp
 
     monkeypatch.setattr("fedflat.bench.benchmark.ContenderProcess", Watched)
     request = Request(SMALL, ("fedavg",), clients=(4,), against=("none",), rounds=2, warm_up=0, concurrent_setups=2)
-    found = _measure_one_by_one(request, told.append, [])
+    found = _measure_one_by_one(request, Log(told.append))
     assert [str(m.contender).split(",")[0] for m in found] == ["fedflat", "bound"]
     assert all(len(m.seconds) == 2 and min(m.seconds) > 0 for m in found)
     said = [line.rpartition(": ")[2] for line in told]

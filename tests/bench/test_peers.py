@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedflat.bench import environments, peers
-from fedflat.bench.benchmark import _installed_contenders
+from fedflat.bench.benchmark import Log, _installed_contenders
 from fedflat.bench.contender_process import Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain
 from fedflat.bench.drivers import client_tensors, local_epochs, participation, plain_loop
@@ -191,11 +191,11 @@ def test_an_environment_is_installed_once(tmp_path, monkeypatch):
 def test_a_simulator_that_cannot_be_installed_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(environments, "find_python", lambda simulator: sys.executable)
     monkeypatch.setattr(Fluke, "requirements", ("no such package",))
-    notes = []
+    log = Log(lambda line: None)
     request = Request(SMALL, clients=(6,), against=("fluke",), peer_dir=tmp_path)
     monkeypatch.setattr(environments, "_run", lambda command: _fail())
-    names = [contender.name for contender in _installed_contenders(request, notes, lambda line: None)]
-    assert names == ["fedflat", "bound"] and "could not be installed" in notes[0]
+    names = [contender.name for contender in _installed_contenders(request, log)]
+    assert names == ["fedflat", "bound"] and "could not be installed" in log.notes[0]
     with pytest.raises(UserError, match="could not be installed: ERROR: x"):
         monkeypatch.undo()
         environments._run(["sh", "-c", "echo ERROR: x >&2; echo hint; exit 1"])

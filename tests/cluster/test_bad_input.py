@@ -52,6 +52,8 @@ def test_ray_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         ("127.0.0.1:1", r"127\.0\.0\.1:1 \(.*refused\).*ray start"),
         ("nowhere.invalid:6379", "nowhere.invalid:6379"),
         ("127.0.0.1:99999", "127.0.0.1:99999"),
+        ("10.0.0..1:6379", r"10\.0\.0\.\.1:6379 \(.*correct ray_address"),
+        ("10.0.0.1:²", "10.0.0.1:².*HOST:PORT"),
         ("elsewhere", "elsewhere.*HOST:PORT"),
         ("ray://10.0.0.1:10001", "remote client"),
     ],

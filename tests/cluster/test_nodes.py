@@ -102,7 +102,7 @@ def test_a_node_then_the_driver_and_then_the_head_are_killed(cluster: Nodes, tmp
 
     The node keeps states of more than 1 kB in its object store. All clients participate in every round.
     """
-    config = small(algorithm="scaffold", local_steps=50, rounds=20, clients=6, clients_per_round=6, eval_every=3)
+    config = small(algorithm="scaffold", local_steps=25, rounds=20, clients=6, clients_per_round=6, eval_every=3)
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     folder = tmp_path / "ray"
     with (

@@ -234,6 +234,23 @@ def test_gradients_of_lenet5_agree_with_torch(monkeypatch: pytest.MonkeyPatch) -
     assert not sizes, "kernels are compiled for one batch size"
 
 
+class InPlace(Classification):
+    """A loss that changes the model's output."""
+
+    def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return super().loss(output.div_(2), target)
+
+
+@needs_compiler
+def test_a_loss_may_change_the_output_in_place() -> None:
+    problem = a_run("off").problem
+    problem.task = InPlace()
+    weights, batch = problem.initial_state()[0], problem.batch(torch.arange(16), {})
+    _, expected = problem.loss_and_gradient(weights, {}, batch)
+    problem.use_kernels(16)
+    assert torch.allclose(problem.loss_and_gradient(weights, {}, batch)[1], expected, rtol=1e-4, atol=1e-6)
+
+
 @needs_compiler
 @pytest.mark.parametrize(("compiled", "layout"), [("on", torch.contiguous_format), ("off", torch.channels_last)])
 def test_the_images_that_workers_receive_are_in_the_layout_of_their_batches(

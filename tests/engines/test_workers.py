@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from functools import partial
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import fedflat
+from fedflat import processes
 from fedflat.bench.setting import RandomImages
 from fedflat.engines.cpu.engine import LoopEngine, ProcessPool, process_pool
 from fedflat.engines.problem import kernels
@@ -90,6 +92,19 @@ def test_workers_keep_freed_memory() -> None:
         ]
     finally:
         pool.close()
+
+
+def test_workers_are_closed_at_the_end_of_a_child_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """multiprocessing forgets finalisers when a child begins, even if it is a fork that has imported the engine."""
+    monkeypatch.setattr("fedflat.engines.cpu.engine._pool", None)
+    before = dict(util._finalizer_registry)
+    util._finalizer_registry.clear()
+    try:
+        pool = process_pool(1)
+        util._run_finalizers(0)
+    finally:
+        util._finalizer_registry.update(before)
+    assert not pool.is_alive
 
 
 def test_two_runs_side_by_side_do_not_disturb_each_other() -> None:
@@ -166,6 +181,28 @@ def test_a_batch_of_one_cannot_be_normalised() -> None:
             partition="iid",
             workers=1,
         )
+
+
+def test_models_that_cannot_be_pickled_train_in_this_process() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(64, 10))
+    run = Run(make_config(None, SETTINGS | {"workers": WORKERS}), model=nn.Sequential(nn.Flatten(), layer))
+    assert isinstance(run.engine, LoopEngine) and run.engine.workers == 1
+
+
+def test_processes_that_cannot_start_others_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of ``multiprocessing.Pool``, which are daemonic, and forks of a process that has workers."""
+    changes = (
+        (multiprocessing.current_process()._config, "daemon", True),
+        (vars(processes), "_starter", os.getpid() - 1),
+    )
+    for change in changes:
+        with monkeypatch.context() as patch:
+            patch.setitem(*change)
+            run = Run(make_config(None, SETTINGS | {"workers": WORKERS, "rounds": 1}))
+            assert isinstance(run.engine, LoopEngine) and run.engine.workers == 1 == processes.available_cores()
+            with pytest.raises(UserError, match=r"cannot start others.*workers=1, jobs=1"):
+                ProcessPool(1)
+    assert processes.can_start_children()
 
 
 def test_full_shared_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,29 +134,18 @@ def test_identities_of_the_specification(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        "fedavg",
-        "scaffold",
-        "fedmoswa+asam",
-        "fedcm",
-        "fedwmsam",
-        "mimelite",
-        "fedlesam",
-        "local-adamw+momentum",
-        "ghbm",
-    ],
+    ["scaffold", "fedmoswa+asam", "fedcm", "fedwmsam", "mimelite", "fedlesam", "local-adamw+momentum", "ghbm"],
 )
 def test_zero_latency_and_a_buffer_of_cohort_size_is_synchronous(algorithm: str) -> None:
     synchronous = weights(algorithm)
-    for engine in ("loop", "lanes"):
-        assert torch.equal(weights(algorithm, engine=engine, policy="fedbuff(buffer=4)"), synchronous)
+    assert torch.equal(weights(algorithm, policy="fedbuff(buffer=4)"), synchronous)
     assert torch.equal(weights(algorithm, clock="lognormal+uplink(mbps=1)"), synchronous)
 
 
 def test_loop_and_lanes_agree_on_asynchronous_runs() -> None:
     """Eight of twelve clients are in flight, so that some train in one group, and others alone or repeatedly."""
     settings = {"clock": "lognormal(1)", "policy": "fedbuff(buffer=6)", "clients_per_round": 8, "rounds": 6}
-    for algorithm in ("fedavg", "scaffold", "fedmoswa+sam"):
+    for algorithm in ("scaffold", "fedmoswa+sam"):
         assert torch.equal(
             weights(algorithm, engine="loop", **settings), weights(algorithm, engine="lanes", **settings)
         )

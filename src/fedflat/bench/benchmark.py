@@ -29,11 +29,26 @@ MAX_OTHER_LOAD = 0.1
 """Largest share of the cores that other processes may use during a turn that counts."""
 MIN_QUIET_TURNS = 3
 """Least number of turns without much other load; if there are fewer, turns with other load count, too."""
-ShowProgress = Callable[[str], None]
-"""Shows the user a line of text on progress."""
 
 
-def benchmark(request: Request, command: str, show_progress: ShowProgress) -> dict[str, Any]:
+class Log:
+    """Shows lines of text on progress to the user; those that belong to the results are kept as ``notes``."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.show = show
+        self.notes: list[str] = []
+
+    def note(self, line: str) -> None:
+        """Show a line and keep it."""
+        self.notes.append(line)
+        self.show(line)
+
+    def note_failure(self, contender: Contender, failure: Failed) -> None:
+        """Note why a contender was not measured."""
+        self.note(f"{contender} was not measured: {failure.reason}")
+
+
+def benchmark(request: Request, command: str, show_progress: Callable[[str], None]) -> dict[str, Any]:
     """Measure all contenders.
 
     Args:
@@ -45,17 +60,16 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         Hardware, versions, settings and one row per contender, as JSON-compatible values.
     """
     request.check()
-    notes: list[str] = []
+    log = Log(show_progress)
     measure = _measure_one_by_one if request.setting.on_gpu else _measure_in_turns
-    results = measure(request, show_progress, notes)
+    results = measure(request, log)
     if not any(isinstance(result.contender, Fedflat) for result in results):
         # The notes say why each contender failed.
-        reason = next(note for note in notes if note.startswith(Fedflat.name))
+        reason = next(note for note in log.notes if note.startswith(Fedflat.name))
         raise UserError(reason)
     samples = {clients: samples_per_round(request.setting, clients) for clients in request.clients}
     for note in different_work(results):
-        notes.append(note)
-        show_progress(note)
+        log.note(note)
     setting = asdict(request.setting)
     if request.setting.data_dir is not None:
         setting["data_dir"] = str(request.setting.data_dir)
@@ -69,22 +83,20 @@ def benchmark(request: Request, command: str, show_progress: ShowProgress) -> di
         "rounds": request.rounds,
         "warm_up": request.warm_up,
         "rows": [row(result, results, samples[result.contender.clients]) for result in results],
-        "notes": notes,
+        "notes": log.notes,
     }
 
 
-def _installed_contenders(
-    request: Request, notes: list[str], show_progress: ShowProgress
-) -> list[LocalContender | Simulator]:
-    """Return all requested contenders, except simulators that cannot be installed; ``notes`` gets the reasons."""
+def _installed_contenders(request: Request, log: Log) -> list[LocalContender | Simulator]:
+    """Return all requested contenders, except simulators that cannot be installed."""
     contenders = []
     for contender in request.contenders():
         try:
             if isinstance(contender, Simulator):
-                install(type(contender), contender.environment, show_progress)
+                install(type(contender), contender.environment, log.show)
             contenders.append(contender)
         except UserError as error:
-            _note_failure(contender, Failed(str(error)), notes, show_progress)
+            log.note_failure(contender, Failed(str(error)))
     return contenders
 
 
@@ -92,24 +104,23 @@ def _start(contender: LocalContender | Simulator) -> ContenderProcess:
     return SimulatorProcess(contender) if isinstance(contender, Simulator) else ContenderProcess(contender)
 
 
-def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
+def _measure_one_by_one(request: Request, log: Log) -> list[ContenderResult]:
     """Measure each contender while no other runs, because they would share the GPU.
 
-    Setting up takes long, so groups of ``request.concurrent_setups`` contenders set up at the same time. Failures are
-    added to ``notes``.
+    Setting up takes long, so groups of ``request.concurrent_setups`` contenders set up at the same time.
     """
     results = []
-    contenders = _installed_contenders(request, notes, show_progress)
+    contenders = _installed_contenders(request, log)
     for start in range(0, len(contenders), request.concurrent_setups):
         processes: list[ContenderProcess] = []
         try:
             processes += map(_start, contenders[start : start + request.concurrent_setups])
             for process in processes:
-                show_progress(f"{process.contender}: setting up")
+                log.show(f"{process.contender}: setting up")
                 process.start_rounds(1)
             first_rounds = [process.wait_for_rounds() for process in processes]  # all before any is measured
             for process, first in zip(processes, first_rounds, strict=True):
-                result = _measure_alone(process, first, request, notes, show_progress)
+                result = _measure_alone(process, first, request, log)
                 if result is not None:
                     results.append(result)
         finally:
@@ -119,59 +130,43 @@ def _measure_one_by_one(request: Request, show_progress: ShowProgress, notes: li
 
 
 def _measure_alone(
-    process: ContenderProcess,
-    first: RoundTimes | Failed,
-    request: Request,
-    notes: list[str],
-    show_progress: ShowProgress,
+    process: ContenderProcess, first: RoundTimes | Failed, request: Request, log: Log
 ) -> ContenderResult | None:
-    """Measure a contender that has finished its first round.
-
-    Args:
-        process: the contender.
-        first: times of the first round, which includes the set-up, or its failure.
-        request: numbers of rounds for warm-up and measurement.
-        notes: list to which the reason for a failure is added.
-        show_progress: called with a line of text on progress.
-
-    Returns:
-        The measurements, or None if a round failed.
-    """
-    first_seconds = _warm_up(process, first, request, notes, show_progress)
+    """Measure a contender that has finished its first round, whose times are ``first``; None if a round failed."""
+    first_seconds = _warm_up(process, first, request, log)
     if first_seconds is None:
         return None
-    show_progress(f"{process.contender}: measuring {request.rounds} rounds")
+    log.show(f"{process.contender}: measuring {request.rounds} rounds")
     times = process.rounds(request.rounds)
     if isinstance(times, Failed):
-        _note_failure(process.contender, times, notes, show_progress)
+        log.note_failure(process.contender, times)
         return None
     result = ContenderResult(
         process.contender, times.seconds, first_seconds, times.device_bytes, process.host_bytes(), times.loss
     )
-    show_progress(f"{process.contender}: {result.median:.4g} s per round")
+    log.show(f"{process.contender}: {result.median:.4g} s per round")
     return result
 
 
-def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list[str]) -> list[ContenderResult]:
+def _measure_in_turns(request: Request, log: Log) -> list[ContenderResult]:
     """Measure all contenders in turns of a few rounds, so that load by other processes affects all alike.
 
-    A contender is paused while another has its turn. Turns with much load by other processes do not count. Notes on
-    failures and on this load are added to ``notes``.
+    A contender is paused while another has its turn. Turns with much load by other processes do not count.
     """
     processes: list[ContenderProcess] = []
     try:
-        processes += map(_start, _installed_contenders(request, notes, show_progress))
+        processes += map(_start, _installed_contenders(request, log))
         first_seconds: dict[ContenderProcess, float] = {}
         for process in processes:
-            show_progress(f"{process.contender}: setting up")
-            seconds = _warm_up(process, process.rounds(1), request, notes, show_progress)
+            log.show(f"{process.contender}: setting up")
+            seconds = _warm_up(process, process.rounds(1), request, log)
             if seconds is not None:
                 first_seconds[process] = seconds
             process.pause()
         ready = list(first_seconds)  # the processes whose set-up and warm-up did not fail
-        times_by_turn, loads = _take_turns(ready, request.rounds, notes, show_progress)
+        times_by_turn, loads = _take_turns(ready, request.rounds, log)
         counted = quiet_turns(loads)
-        _note_load(loads, counted, notes, show_progress)
+        _note_load(loads, counted, log)
         for process in processes:
             process.resume()  # so that they can end
         results = []
@@ -193,7 +188,7 @@ def _measure_in_turns(request: Request, show_progress: ShowProgress, notes: list
 
 
 def _take_turns(
-    processes: Sequence[ContenderProcess], rounds: int, notes: list[str], show_progress: ShowProgress
+    processes: Sequence[ContenderProcess], rounds: int, log: Log
 ) -> tuple[dict[ContenderProcess, list[RoundTimes]], list[float]]:
     """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time, in an order that alternates.
 
@@ -207,12 +202,12 @@ def _take_turns(
     for turn, start in enumerate(starts, 1):
         if not turns:
             break
-        show_progress(f"measuring turn {turn} of {len(starts)}")
+        log.show(f"measuring turn {turn} of {len(starts)}")
         load = Load()
         for process in list(turns)[:: 1 if turn % 2 else -1]:
             times = _take_turn(process, min(ROUNDS_PER_TURN, rounds - start))
             if isinstance(times, Failed):
-                _note_failure(process.contender, times, notes, show_progress)
+                log.note_failure(process.contender, times)
                 del turns[process]
             else:
                 turns[process].append(times)
@@ -237,25 +232,17 @@ def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:
     return times
 
 
-def _warm_up(
-    process: ContenderProcess,
-    first: RoundTimes | Failed,
-    request: Request,
-    notes: list[str],
-    show_progress: ShowProgress,
-) -> float | None:
+def _warm_up(process: ContenderProcess, first: RoundTimes | Failed, request: Request, log: Log) -> float | None:
     """Let a contender do ``request.warm_up`` rounds after its first round, whose times are ``first``.
 
-    Returns the seconds of the first round, or None if any of these rounds failed; the reason is added to ``notes``.
+    Returns the seconds of the first round, or None if any of these rounds failed.
     """
     if isinstance(first, Failed):
-        _note_failure(process.contender, first, notes, show_progress)
+        log.note_failure(process.contender, first)
         return None
-    if request.warm_up:
-        warm_up = process.rounds(request.warm_up)
-        if isinstance(warm_up, Failed):
-            _note_failure(process.contender, warm_up, notes, show_progress)
-            return None
+    if request.warm_up and isinstance(warm_up := process.rounds(request.warm_up), Failed):
+        log.note_failure(process.contender, warm_up)
+        return None
     return first.seconds[0]
 
 
@@ -272,27 +259,18 @@ def quiet_turns(loads: Sequence[float]) -> list[int]:
     return quiet if len(quiet) >= MIN_QUIET_TURNS else list(range(len(loads)))
 
 
-def _note_load(loads: Sequence[float], counted: Sequence[int], notes: list[str], show_progress: ShowProgress) -> None:
-    """Add a note if other processes disturbed the measurement, and show it.
+def _note_load(loads: Sequence[float], counted: Sequence[int], log: Log) -> None:
+    """Note if other processes disturbed the measurement.
 
     Args:
         loads: share of all cores that other processes used in each turn.
         counted: indices of the turns that count.
-        notes: list to which the note is added.
-        show_progress: called with the note.
+        log: gets the note.
     """
     if len(counted) < len(loads):
-        notes.append(
+        log.note(
             f"{len(counted)} of {len(loads)} turns count: during the others, "
             f"other processes used more than {MAX_OTHER_LOAD:.0%} of the cores"
         )
     elif max((loads[turn] for turn in counted), default=0.0) > MAX_OTHER_LOAD:
-        notes.append(f"other processes used {median(loads):.0%} of the cores; measure again on an idle machine")
-    else:
-        return
-    show_progress(notes[-1])
-
-
-def _note_failure(contender: Contender, failure: Failed, notes: list[str], show_progress: ShowProgress) -> None:
-    notes.append(f"{contender} was not measured: {failure.reason}")
-    show_progress(notes[-1])
+        log.note(f"other processes used {median(loads):.0%} of the cores; measure again on an idle machine")

@@ -89,14 +89,14 @@ class TieredSpeed(Speed):
     seconds: str = param("0.05|0.1|0.4", f"{SECONDS_HELP}, of each tier, separated by |", positional=True)
     shares: str = param("", "share of the clients in each tier, separated by |; default: equal shares")
 
+    def __post_init__(self) -> None:
+        self._tiers()
+
     def seconds_per_step(self, seed: int, clients: IntArray) -> FloatArray:
         seconds, shares = self._tiers()
         limits = np.cumsum(shares)[:-1] / np.sum(shares)
         values: FloatArray = seconds[np.searchsorted(limits, uniform(seed, "tier", clients), side="right")]
         return values
-
-    def check(self, clients: int) -> None:
-        self._tiers()
 
     def _tiers(self) -> tuple[FloatArray, FloatArray]:
         """Seconds and shares of the tiers; raises a ``UserError`` if they are not positive numbers, one per tier."""

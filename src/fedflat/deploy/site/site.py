@@ -20,7 +20,7 @@ from fedflat.deploy.trust.identity import Identity, identity_of
 from fedflat.deploy.trust.inspection import LR_SUM
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
-from fedflat.engines.round.client import CohortBuffers, seeded_full_gradient, train_client
+from fedflat.engines.round.client import CohortBuffers, train_client, write_full_gradient
 from fedflat.engines.round.contract import ModelState, Training
 from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
@@ -96,10 +96,8 @@ class Site:
         """
         with one_thread():
             cohort = self._cohort_of_one(received, {})  # the gradient does not depend on the client's state
-            gradient, cost = seeded_full_gradient(
-                self.problem, self.training, cohort, round, self.client, self.indices, row=0
-            )
-        return gradient, {**cost._asdict(), "examples": len(self.indices)}
+            cost = write_full_gradient(self.problem, self.training, cohort, round, 0, self.client, self.indices)
+        return cohort.gradient[0], {**cost._asdict(), "examples": len(self.indices)}
 
     def train(
         self, experiment: str, round: int, state_version: int, received: Mapping[str, Tensor]

@@ -26,10 +26,10 @@ from fedflat.engines.round.client import (
     ClientReport,
     CohortBuffers,
     GradientCost,
-    seeded_full_gradient,
     to_arrays,
     to_tensors,
     train_client,
+    write_full_gradient,
 )
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
@@ -40,6 +40,7 @@ from fedflat.processes import (
     ChildDied,
     ChildProcess,
     available_cores,
+    can_start_children,
     close_children,
     is_sendable,
     receive_from_parent,
@@ -55,21 +56,20 @@ class LoopEngine(CohortEngine):
     Args:
         problem: model, task and data.
         workers: number of worker processes; by default one per core. Clients train in this process instead if the
-            problem is on a GPU, or if the problem or algorithm is defined in the running script, which workers cannot
-            import.
+            problem is on a GPU, if the problem or algorithm is defined in the running script, which workers cannot
+            import, or if this process cannot start others.
     """
 
     def __init__(self, problem: Problem, workers: int | None = None) -> None:
         """Prepare to train on ``workers`` processes (default: one per core), which start with the first round."""
         super().__init__(problem)
         self.workers = max(1, available_cores() if workers is None else workers)
-        if self.workers > 1 and (problem.device.type != "cpu" or not is_sendable(problem)):
+        if self.workers > 1 and (problem.device.type != "cpu" or not can_start_children() or not is_sendable(problem)):
             self.workers = 1
-        self._allocated_for: Training | None = None
+        self._training: Training | None = None  # of the last round
         self._shared: dict[str, Any] = {"problem": problem}
         self._pool: ProcessPool | None = None
         self._token = object()  # identifies this engine to the pool; a reference to the engine would keep it alive
-        self._checked_training: Training | None = None  # whether workers can import it is checked once
 
     def train_groups(
         self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
@@ -80,8 +80,8 @@ class LoopEngine(CohortEngine):
         script, this and all later rounds run in this process.
         """
         with one_thread(), explain_full_shared_memory():
-            if training is not self._checked_training:
-                self._checked_training = training
+            if training is not self._training:
+                self._training, self.buffers = training, None
                 if self.workers > 1 and not is_sendable(training):
                     self.workers = 1
             return super().train_groups(training, round, model, server, groups)
@@ -89,22 +89,18 @@ class LoopEngine(CohortEngine):
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
         """Memory for a cohort of ``rows`` clients, shared with the workers; ``like`` gives dtype and device.
 
-        The memory is reused until the cohort is larger or ``training`` is another object.
+        The memory is reused until the cohort is larger or another training begins.
         """
-        if self.buffers is None or self.buffers.rows < rows or self._allocated_for is not training:
+        if self.buffers is None or self.buffers.rows < rows:
             sizes = self.problem.layout.size, self.problem.buffer_layout.size
             self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like, shared=self.workers > 1)
-            self._allocated_for = training
             self._share("cohort", self.buffers)
         return self.buffers
 
     def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> GradientCost:
-        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``.
-
-        Returns the total cost.
-        """
+        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``."""
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
         return GradientCost.total(self._map(_write_full_gradient, tasks))
 
@@ -116,11 +112,7 @@ class LoopEngine(CohortEngine):
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
-
-        ``integer_buffers`` are the server model's integer buffers by name; each report contains those of its client
-        after training.
-        """
+        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
         arrays = to_arrays(integer_buffers)
         tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
         results = self._map(_train, tasks)
@@ -192,20 +184,8 @@ def _train(
 def _write_full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
 ) -> GradientCost:
-    """Compute the gradient of a client's whole dataset at the broadcast model in a worker, and write it into its row.
-
-    Args:
-        shared: ``problem`` and ``cohort``, the memory of the cohort.
-        training: how clients train.
-        round: number of the round, from 0.
-        row: the client's row in the memory of the cohort.
-        client: the client's number in the federation.
-        indices: positions of its examples in the training set [examples].
-    """
-    cohort: CohortBuffers = shared["cohort"]
-    gradient, cost = seeded_full_gradient(shared["problem"], training, cohort, round, client, indices, row)
-    cohort.gradient[row].copy_(gradient)
-    return cost
+    """Call ``write_full_gradient`` in a worker; ``shared`` holds the problem and the memory of the cohort."""
+    return write_full_gradient(shared["problem"], training, shared["cohort"], round, row, client, indices)
 
 
 def evaluate_batch(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:
@@ -318,6 +298,10 @@ def process_pool(workers: int) -> ProcessPool:
     if _pool is None or len(_pool.children) != workers or not is_usable:
         if _pool is not None:
             _pool.close()
+        else:
+            # Not atexit, which does not run in multiprocessing's children: their workers would be killed during a task.
+            # Not when this module is imported: a fork of the fork server forgets what was registered before it began.
+            Finalize(None, _close_pool, exitpriority=0)
         _pool = ProcessPool(workers)
     return _pool
 
@@ -329,10 +313,6 @@ def _close_pool() -> None:
             _pool.close()
         except KeyboardInterrupt:
             _pool.close(patience=0)
-
-
-# Not atexit, which does not run in multiprocessing's child processes: their workers would be killed during a task.
-Finalize(None, _close_pool, exitpriority=0)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import LocalStep, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Totals
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, seeded_full_gradient
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, write_full_gradient
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
@@ -60,10 +60,7 @@ class LaneEngine(CohortEngine):
     def train_groups(
         self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
     ) -> list[Outcome]:
-        """Queue the round of all groups on the lanes and average what each sends, without waiting for the device.
-
-        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group.
-        """
+        """Queue the round of all groups on the lanes and average what each sends, without waiting for the device."""
         self.problem.set_training_mode()  # an evaluation may have come before
         return super().train_groups(training, round, model, server, groups)
 
@@ -86,18 +83,13 @@ class LaneEngine(CohortEngine):
     def compute_full_gradients(
         self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
     ) -> GradientCost:
-        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``.
-
-        Returns the number of backward passes and examples, summed over the cohort.
-        """
-        costs = []
-        for row, client in enumerate(cohort):
-            gradient, cost = seeded_full_gradient(
-                self.problem, training, buffers, round, client.number, client.indices, row
-            )
-            buffers.gradient[row].copy_(gradient)
-            costs.append(cost)
-        return GradientCost.total(costs)
+        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``."""
+        return GradientCost.total(
+            [
+                write_full_gradient(self.problem, training, buffers, round, row, client.number, client.indices)
+                for row, client in enumerate(cohort)
+            ]
+        )
 
     def train_rows(
         self,
@@ -107,10 +99,7 @@ class LaneEngine(CohortEngine):
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
-
-        ``integer_buffers`` are those of the server's model, by name. As many clients train at once as fit on the GPU.
-        """
+        """Train the clients whose inputs are in ``buffers``, as many at once as fit on the GPU."""
         self._lanes_wait_for_main_stream()
         rows_and_clients = list(enumerate(cohort))
         reports: list[ClientReport] = []

@@ -19,7 +19,7 @@ from fedflat.engines.gpu.static_state import copy_changed, with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, full_gradient
+from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, begin_client, full_gradient
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Training
 from fedflat.engines.round.plan import generator
@@ -302,21 +302,8 @@ class Lane:
 
         Static tensors are those that captured graphs read and write.
         """
-        training, cohort = self.training, self.cohort
-        common = cohort.common_gradient if training.algorithm.drift.full_gradient == "common" else None
-        fresh = training.algorithm.begin(
-            cohort.z,
-            cohort.server_state(),
-            nested_state(self.client),
-            self.problem.layout,
-            training.schedule,
-            self.round,
-            self.steps,
-            training.descent,
-            own_gradient=self.own_gradient,
-            common_gradient=common,
-            pilot=self.pilot,
-        )
+        arguments = nested_state(self.client), self.round, self.steps, self.own_gradient, self.pilot
+        fresh = begin_client(self.problem, self.training, self.cohort, *arguments)
         if self.local is None:
             self.local = with_static_tensors(fresh)
         copy_changed(fresh, self.local)

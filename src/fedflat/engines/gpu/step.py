@@ -44,7 +44,14 @@ class StepResult(NamedTuple):
 
 
 LocalStep = Callable[[LocalState, Tensor, dict[str, Tensor], Tensor, dict[str, Tensor]], StepResult]
-"""One local step: (client, positions [batch], augmentation draws, statistics [buffers], integer buffers) -> result."""
+"""One local step. Its arguments are, in this order:
+
+- the client's state before the step,
+- the positions of the batch's examples in the training set [batch],
+- the random numbers of the augmentation, by name,
+- BatchNorm statistics [buffers],
+- integer buffers, such as batch counters, by name.
+"""
 
 
 def eager_step(problem: Problem, training: Training) -> LocalStep:
@@ -58,15 +65,7 @@ def eager_step(problem: Problem, training: Training) -> LocalStep:
         statistics: Tensor,
         integer_buffers: dict[str, Tensor],
     ) -> StepResult:
-        """Take one local step; changes ``statistics`` and ``integer_buffers`` in place.
-
-        Args:
-            local: the client's state before the step.
-            positions: positions of the batch's examples in the training set [batch].
-            draws: random numbers of the augmentation, by name.
-            statistics: BatchNorm statistics [buffers].
-            integer_buffers: integer buffers, such as batch counters, by name.
-        """
+        """Take one local step; changes ``statistics`` and ``integer_buffers`` in place."""
         gradient = StepGradient(
             problem, problem.batch(positions, draws), {**problem.buffer_layout.views(statistics), **integer_buffers}
         )
@@ -99,15 +98,7 @@ def compiled_step(problem: Problem, training: Training, backend: str = "inductor
         statistics: Tensor,
         integer_buffers: dict[str, Tensor],
     ) -> StepResult:
-        """Take one local step without changing anything in place, as the compiler requires.
-
-        Args:
-            local: the client's state before the step.
-            positions: positions of the batch's examples in the training set [batch].
-            draws: random numbers of the augmentation, by name.
-            statistics: BatchNorm statistics [buffers].
-            integer_buffers: integer buffers, such as batch counters, by name.
-        """
+        """Take one local step without changing anything in place, as the compiler requires."""
         batch = problem.batch(positions, draws)
         passes: list[PassResult] = []
 
@@ -149,15 +140,7 @@ class StepWithFallback:
         statistics: Tensor,
         integer_buffers: dict[str, Tensor],
     ) -> StepResult:
-        """Take one local step; the first compiled result is compared with the eager one.
-
-        Args:
-            local: the client's state before the step.
-            positions: positions of the batch's examples in the training set [batch].
-            draws: random numbers of the augmentation, by name.
-            statistics: BatchNorm statistics [buffers].
-            integer_buffers: integer buffers, such as batch counters, by name.
-        """
+        """Take one local step; the first compiled result is compared with the eager one."""
         arguments = (local, positions, draws, statistics, integer_buffers)
         if self._is_usable is False or len(positions) < self._batch_size:
             return self._eager(*arguments)
@@ -188,7 +171,7 @@ class StepWithFallback:
         """Whether a compiled result agrees with the eager step; also true if they cannot be compared.
 
         They cannot be compared if the step is random, e.g. because of dropout, or if the eager step needs too much
-        memory. The arguments after ``result`` are those from which the compiled step computed it.
+        memory. The arguments after ``result`` are those of the compiled step.
         """
 
         def eager_result() -> StepResult:

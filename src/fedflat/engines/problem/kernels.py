@@ -122,12 +122,13 @@ def kernel_gradient(
     kernels: ChainKernels, task: Task, weights: Tensor, batch: Batch, teacher: Teacher | None
 ) -> tuple[Tensor, Tensor]:
     """``Problem.loss_and_gradient`` with kernels; torch differentiates the loss by the output alone."""
-    output, memory = kernels.forward(weights, batch.inputs)
-    loss = objective = batch_loss(task, output.requires_grad_(), batch)
+    leaf, memory = kernels.forward(weights, batch.inputs)
+    output = leaf.requires_grad_().clone()  # the loss may change it in place
+    loss = objective = batch_loss(task, output, batch)
     if teacher is not None:
         teacher_output, _ = kernels.forward(teacher.model, batch.inputs)
         objective = distillation_loss(task, loss, output, teacher_output, batch, teacher)
-    (output_gradient,) = torch.autograd.grad(objective, output)
+    (output_gradient,) = torch.autograd.grad(objective, leaf)
     return loss.detach(), kernels.backward(weights, memory, output_gradient)
 
 

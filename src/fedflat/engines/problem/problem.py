@@ -176,9 +176,9 @@ class Problem:
             for name, first in self._first_names.items()
         }
 
-    def set_training_mode(self, on: bool = True) -> None:
-        """Switch the model to training or evaluation mode; frozen BatchNorm layers always stay in evaluation mode."""
-        self.model.train(on)
+    def set_training_mode(self) -> None:
+        """Switch the model to training mode, except frozen BatchNorm layers."""
+        self.model.train()
         self.frozen.use_running_statistics()
 
     def train_examples(self, indices: np.ndarray) -> Examples:

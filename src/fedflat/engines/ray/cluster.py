@@ -114,14 +114,14 @@ def is_same_cluster(address: str, other_address: str) -> bool:
 
     >>> is_same_cluster("127.0.0.1:6379", "10.0.0.1:6379"), is_same_cluster("10.0.0.2:6379", "10.0.0.1:6379")
     (True, False)
-    >>> is_same_cluster("10.0.0.1:1", "10.0.0.1:2")
-    False
+    >>> is_same_cluster("10.0.0.1:1", "10.0.0.1:2"), is_same_cluster("a..b:1", "10.0.0.1:1")
+    (False, False)
     """
     host, _, port = address.rpartition(":")
     other_host, _, other_port = other_address.rpartition(":")
     try:
         ip, other_ip = socket.gethostbyname(host), socket.gethostbyname(other_host)
-    except OSError:
+    except (OSError, UnicodeError):  # a name such as a..b is malformed
         return False
     return port == other_port and (ip == other_ip or ip.startswith("127.") or other_ip.startswith("127."))
 
@@ -136,11 +136,11 @@ def check_address(address: str) -> None:
             "run fedflat on a node of the cluster, with its HOST:PORT or auto"
         )
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdecimal():
         raise UserError(f"ray_address={address} is invalid; expected HOST:PORT, for example 10.0.0.1:6379, or auto")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         raise _unreachable(address, error) from None
 
 

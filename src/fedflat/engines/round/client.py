@@ -286,7 +286,8 @@ def train_client(
     own_gradient, gradient_cost = None, GradientCost()
     if algorithm.drift.full_gradient == "own":
         own_gradient, gradient_cost = full_gradient(problem, training, cohort, round, client, indices, row)
-    local = _begin(problem, training, cohort, round, row, len(batches), own_gradient, pilot)
+    now, steps = (torch.tensor(number, dtype=z.dtype, device=z.device) for number in (round, len(batches)))
+    local = begin_client(problem, training, cohort, cohort.client_state(row), now, steps, own_gradient, pilot)
     backward_passes, samples = GradientCost.total([gradient_cost, GradientCost(len(sizes), sum(sizes))])
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
@@ -311,31 +312,26 @@ def train_client(
     )
 
 
-def _begin(
+def begin_client(
     problem: Problem,
     training: Training,
     cohort: CohortBuffers,
-    round: int,
-    row: int,
-    steps: int,
+    state: States,
+    round: Tensor,
+    steps: Tensor,
     own_gradient: Tensor | None,
     pilot: Pilot | None,
 ) -> LocalState:
-    """The state of a client before its first local step, from the algorithm's ``begin``.
-
-    ``steps`` is the number of local steps. ``own_gradient`` is the gradient of the client's whole dataset, or None if
-    the drift correction does not need it; ``pilot`` holds gradients of a few batches, or None if the perturbation does
-    not need them. The client has row ``row`` of the cohort's memory.
-    """
-    z, algorithm = cohort.z, training.algorithm
+    """Call ``Algorithm.begin`` for a client with a state by slot; the arguments from ``state`` on are passed on."""
+    algorithm = training.algorithm
     return algorithm.begin(
-        z,
+        cohort.z,
         cohort.server_state(),
-        cohort.client_state(row),
+        state,
         problem.layout,
         training.schedule,
-        torch.tensor(round, dtype=z.dtype, device=z.device),
-        torch.tensor(steps, dtype=z.dtype, device=z.device),
+        round,
+        steps,
         training.descent,
         own_gradient=own_gradient,
         common_gradient=cohort.common_gradient if algorithm.drift.full_gradient == "common" else None,
@@ -343,18 +339,20 @@ def _begin(
     )
 
 
-def seeded_full_gradient(
+def write_full_gradient(
     problem: Problem,
     training: Training,
     cohort: CohortBuffers,
     round: int,
+    row: int,
     client: int,
     indices: np.ndarray,
-    row: int,
-) -> tuple[Tensor, GradientCost]:
-    """Seed dropout by round and client, then compute ``full_gradient``, which has the same arguments and results."""
+) -> GradientCost:
+    """Write a client's ``full_gradient`` into its row of ``cohort.gradient``; dropout is seeded by round and client."""
     seed_torch(training.seed, "whole gradient dropout", round, client)
-    return full_gradient(problem, training, cohort, round, client, indices, row)
+    gradient, cost = full_gradient(problem, training, cohort, round, client, indices, row)
+    cohort.gradient[row].copy_(gradient)
+    return cost
 
 
 @at_own_precision

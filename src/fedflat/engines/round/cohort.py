@@ -304,15 +304,7 @@ class CohortEngine(ABC):
         self.buffers: CohortBuffers | None = None
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        """Train a cohort for one round and average what its clients send, in cohort order.
-
-        Args:
-            training: how clients train.
-            round: number of the round, from 0.
-            model: the server's model.
-            server: the server's state by slot.
-            cohort: the participating clients, in ascending order.
-        """
+        """Train a cohort for one round and average what its clients send, in cohort order; see ``Engine.train``."""
         return self.train_groups(training, round, model, server, [cohort])[0]
 
     def train_groups(
@@ -359,7 +351,8 @@ class CohortEngine(ABC):
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
 
-        ``integer_buffers`` are those of the server's model, by name.
+        ``integer_buffers`` are those of the server's model, by name; each report contains those of its client after
+        training.
         """
 
     def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027

@@ -46,7 +46,7 @@ BLOCK = 8
 PART = 2**26
 """Elements of a cohort's rows that a GPU scales at a time."""
 CACHED = 2**16
-"""Elements of each row that a CPU sums at a time: those of a block fit into the cache."""
+"""Elements of each row that a CPU sums at a time: those of a block of rows fit into the cache."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,13 @@ def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         return sum_in_parts(rows, weights)
     scales = torch.split(weights if isinstance(weights, Tensor) else _tensor_like(weights, rows), BLOCK)
 
-    def total(rows: Tensor) -> Tensor:
-        blocks = zip(torch.split(rows, BLOCK), scales, strict=True)
+    def total(part: Tensor) -> Tensor:
+        blocks = zip(torch.split(part, BLOCK), scales, strict=True)
         return sum_of_blocks([block_sum(block, scale) for block, scale in blocks])
 
     if rows.ndim == 1:
         return total(rows)
-    columns = torch.split(rows.flatten(1), CACHED, dim=1)
-    return torch.cat([total(some) for some in columns]).reshape(rows.shape[1:])
+    return torch.cat([total(part) for part in torch.split(rows, CACHED, dim=1)])
 
 
 def sum_in_parts(rows: Tensor, weights: Sequence[float] | Tensor, part: int = PART) -> Tensor:
@@ -312,14 +311,14 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GroupEngine(Protocol):
-    """An engine that trains several groups of clients at once."""
+    """An engine that trains several groups of clients at once, as asynchronous runs need."""
 
     def train_groups(
         self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
     ) -> list[Outcome]:
         """Train several groups for one round; returns the outcome that ``train`` would return for each.
 
-        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group.
+        ``server`` is the server's state by slot, and ``groups`` lists the clients of each group; none is in two groups.
         """
         ...
 
@@ -332,18 +331,6 @@ class RepeatingEngine(Protocol):
     def private_rounds(self) -> int:
         """How often a private run has trained a round, over all of its starts; 0 without privacy."""
         ...
-
-
-def train_groups(
-    engine: Engine, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
-) -> list[Outcome]:
-    """Train several groups of clients, at once if the engine can, otherwise one after another.
-
-    ``server`` is the server's state by slot, and ``groups`` lists the clients of each group; none is in two groups.
-    """
-    if isinstance(engine, GroupEngine):
-        return engine.train_groups(training, round, model, server, groups)
-    return [engine.train(training, round, model, server, group) for group in groups]
 
 
 Read = Callable[[], States]

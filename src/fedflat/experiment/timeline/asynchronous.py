@@ -22,8 +22,8 @@ from fedflat.engines.round.contract import (
     Client,
     Cost,
     Engine,
+    GroupEngine,
     Outcome,
-    train_groups,
     uniform_weights,
     weights_by_samples,
 )
@@ -155,6 +155,7 @@ class AsynchronousTimeline(TimedTimeline):
         return [(self._draws_as(flight), self.setup.indices[flight.client]) for flight in flights]
 
     def train(self, engine: Engine, server: ServerState, read_client: ReadClient) -> TrainedRound:
+        assert isinstance(engine, GroupEngine)  # not that of a deployment, which runs in real time
         update = self._peek()
         self._next = None
         together, trained = self._train_dispatched(engine, server, update, read_client)
@@ -174,7 +175,7 @@ class AsynchronousTimeline(TimedTimeline):
         return TrainedRound([], outcome, trained, Cost())
 
     def _train_dispatched(
-        self, engine: Engine, server: ServerState, update: ServerUpdate, read_client: ReadClient
+        self, engine: GroupEngine, server: ServerState, update: ServerUpdate, read_client: ReadClient
     ) -> tuple[list[ClientUpdates], list[Client]]:
         """Train all clients that started from the current version.
 
@@ -191,7 +192,7 @@ class AsynchronousTimeline(TimedTimeline):
             groups = [list(group) for _, group in groupby(landed, lambda flight: flight.repetition)]
             groups += [[flight] for flight in batch if flight not in arrived]
             clients = [[self._client(flight, trained, read_client) for flight in group] for group in groups]
-            outcomes = train_groups(engine, self.setup.training, update.version, server.model, server.states, clients)
+            outcomes = engine.train_groups(self.setup.training, update.version, server.model, server.states, clients)
             for group, outcome in zip(groups, outcomes, strict=True):
                 updates = ClientUpdates.of(group, outcome, server, self.setup)
                 for flight, client in zip(group, outcome.clients, strict=True):
