@@ -15,7 +15,7 @@ import fedflat
 from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.errors import UserError
-from fedflat.experiment.callback import RunView
+from fedflat.experiment.callback import RunProgress, RunView
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.client_states import CachedRowStore, FileRowStore
@@ -76,6 +76,8 @@ def test_callbacks_see_every_round() -> None:
 
     class Watcher(fedflat.Callback):
         def began(self, run: RunView) -> None:
+            promised = [name for view in (RunProgress, RunView) for name in vars(view) if not name.startswith("_")]
+            assert "models" in promised and [name for name in promised if not hasattr(run, name)] == []
             seen.append(("began", run.rounds))
 
         def round_done(self, run: RunView) -> None:
