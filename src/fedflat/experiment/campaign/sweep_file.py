@@ -283,7 +283,7 @@ def _matches(values: Values, rule: Values) -> bool:
     if not rule:  # an empty rule would match everything
         return False
     can_fill = all_placeholders(values.values()) <= set(values)  # a missing value is reported later
-    filled = fill_placeholders(values) if can_fill else values
+    filled = values | fill_placeholders(values) if can_fill else values
     for name, listed in rule.items():
         if name not in values:
             return False
