@@ -16,8 +16,16 @@ from fedflat.errors import UserError, error_of_runs, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
-from fedflat.experiment.make_config import as_algorithms, as_callbacks, as_path, check_jobs, check_user_objects, prepare
-from fedflat.experiment.make_config import make_config as make_config
+from fedflat.experiment.make_config import (
+    as_algorithms,
+    as_callbacks,
+    as_path,
+    check_jobs,
+    check_user_objects,
+    keep_clients,
+    make_config,
+    prepare,
+)
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
@@ -164,9 +172,7 @@ def rounds(
         if dataset is not None:
             raise UserError("clients_data and dataset exclude each other; pass one of them")
         dataset = from_clients(clients_data, test_data)
-        settings = {"partition": "natural", "clients": len(clients_data), **settings}
-        if base is None:
-            settings.setdefault("clients_per_round", min(Config().federation.clients_per_round, len(clients_data)))
+        settings = keep_clients(settings, len(clients_data), has_base=base is not None)
     elif test_data is not None:
         raise UserError("test_data needs clients_data; a named dataset has its own test set")
     if loss is not None:

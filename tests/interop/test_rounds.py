@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -207,6 +208,12 @@ def test_an_explicit_partition_redistributes_the_examples() -> None:
         "fedavg", module(), clients(4), partition="iid", clients=2, clients_per_round=2, rounds=1, workers=1
     )
     assert [len(mine) for mine in mixed.run.partition.clients] == [55, 55]
+
+
+@pytest.mark.parametrize("cohort", [{"federation": {"clients_per_round": 2}}, {"federation__clients_per_round": 2}])
+def test_settings_of_given_clients_may_have_full_names(cohort: dict[str, Any]) -> None:
+    loop = fedflat.rounds("fedavg", module(), clients(4), data__partition="iid", data__clients=3, workers=1, **cohort)
+    assert len(loop.run.partition.clients) == 3 and loop.run.config.federation.clients_per_round == 2
 
 
 @pytest.mark.parametrize("kept", [True, False])
