@@ -19,6 +19,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.model_measures import MODEL_MEASURES
 from fedflat.experiment.analysis.similarity import client_similarity
 from fedflat.experiment.config import config
+from fedflat.experiment.make_config import make_config
 from fedflat.reporting.figures.flatness_log import logged
 from fedflat.setting_names import MEASUREMENTS, parse_flatness, parse_measurements
 
@@ -252,7 +253,7 @@ def test_the_short_form_is_parsed() -> None:
     }
     assert config({"flatness": "every=5"}).flatness.every == 5
     assert parse_measurements("all") == list(MEASUREMENTS)
-    made = fedflat.api.make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
+    made = make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
     assert made.flatness.model_dump() == {"every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
 
 
