@@ -139,6 +139,17 @@ def test_a_closed_loop_is_not_silently_empty() -> None:
     assert loop.result().status == "paused"
     with pytest.raises(UserError, match=r"after 1 of 4 rounds.*no folder"):
         list(loop)
+
+    class Broken(fedflat.Callback):
+        def round_done(self, run: object) -> None:
+            raise RuntimeError("in the user's callback")
+
+    failed = fedflat.rounds("fedavg", callbacks=Broken(), **SMALL)
+    with pytest.raises(RuntimeError, match="callback"):
+        next(failed)
+    for use in (lambda: list(failed), failed.result):
+        with pytest.raises(UserError, match=r"stopped after 1 of 4 rounds.*no folder"):
+            use()
     whole = fedflat.rounds("fedavg", **(SMALL | {"rounds": 1}))
     assert len(list(whole)) == 1 and whole.result().status == "finished" and list(whole) == []
 
