@@ -295,6 +295,8 @@ def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
         ({"tune": {"space": {"ratte": [1]}}}, "tune.space 'ratte'"),
         ({"tune": {"space": {**SPACE, "lr": {"low": 2, "high": 1}}}}, "low must be below high"),
         ({"tune": {"space": {**SPACE, "lr": {"low": 0, "high": 1, "log": True}}}}, "low above 0"),
+        ({"tune": {"space": {**SPACE, "batch_size": {"low": 5, "high": 9, "whole": True, "step": 0.5}}}}, "integers"),
+        ({"tune": {"space": {**SPACE, "batch_size": {"low": 5.5, "high": 9, "whole": True}}}}, "must be integers"),
         ({"tune": {"space": {**SPACE, "lr": []}}}, "training.lr is []"),
         ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "search over seed"),
         (
