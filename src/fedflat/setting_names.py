@@ -237,14 +237,14 @@ def parse_flatness(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for assignment in text.split(","):
         name, equals, value = (part.strip() for part in assignment.partition("="))
-        if name.isdigit() and not equals and not values:
+        if name.isdecimal() and not equals and not values:
             name, value = "every", name
         elif not value:
             raise UserError(
                 f"cannot read '{assignment.strip()}' in --flatness '{text}'; "
                 "expected every=50 or every=50,what=lambda_max+drift"
             )
-        if value.isdigit():
+        if value.isdecimal():
             values[name] = int(value)
         elif name == "what":
             values[name] = value.replace("+", ",")

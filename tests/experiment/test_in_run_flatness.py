@@ -265,6 +265,7 @@ def test_the_short_form_is_parsed() -> None:
         ({"flatness": "every=2,what=,"}, "cannot read 'what='"),
         ({"flatness": {"what": " "}}, "flatness.what is empty"),
         ({"flatness": "every=0"}, "flatness.every=0"),
+        ({"flatness": "every=²"}, "flatness.every='²' is invalid"),
         ({"flatness": "evry=2"}, "'evry'"),
         ({"flatness": "every=5", "evaluation": {"every": 2}}, "use flatness.every=6"),
     ],

@@ -161,6 +161,7 @@ def test_a_diverged_model_equals_itself(other: Path, tmp_path: Path) -> None:
     [
         ("@3", "'3'.*0, 2, 4, 6"),
         ("@x", "'x'"),
+        ("@²", "'²'"),
         ("@", "''"),
     ],
 )
