@@ -220,12 +220,11 @@ def parse_measurements(text: str) -> list[str]:
     names = [name for name in re.split(r"[,+\s]+", text) if name]
     if not names:
         raise UserError(f"flatness.what is empty; expected some of {', '.join(MEASUREMENTS)}, or all")
-    if set(names) == {"all"}:
-        return list(MEASUREMENTS)
+    known = [*MEASUREMENTS, "all"]
     for name in names:
-        if name not in MEASUREMENTS:
-            raise one_of("measurement", name, [*MEASUREMENTS, "all"])
-    return list(dict.fromkeys(names))
+        if name not in known:
+            raise one_of("measurement", name, known)
+    return list(MEASUREMENTS) if "all" in names else list(dict.fromkeys(names))
 
 
 def parse_flatness(text: str) -> dict[str, Any]:

@@ -252,7 +252,7 @@ def test_the_short_form_is_parsed() -> None:
         "examples": 100,
     }
     assert config({"flatness": "every=5"}).flatness.every == 5
-    assert parse_measurements("all") == list(MEASUREMENTS)
+    assert parse_measurements("all") == parse_measurements("drift+all") == list(MEASUREMENTS)
     made = make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
     assert made.flatness.model_dump() == {"every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
 
