@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -180,6 +181,16 @@ def test_fingerprints_depend_on_values_not_identities() -> None:
     assert named != fingerprint({"a": [own_loss, partial(own_loss, target=weights + 1)], "b": network})
     assert "0x" not in named
     assert fingerprints({"data": None, "model": None, "task": None}) == {}
+
+    class Slotted:
+        __slots__ = ()
+
+    assert fingerprint(Slotted()) == fingerprint(Slotted())
+    for one, other in ((np.arange(3), np.arange(3) + 1), (np.int64(1), np.int64(2)), (Path("a"), Path("b"))):
+        assert fingerprint(one) == fingerprint(deepcopy(one)) != fingerprint(other)
+    ascending, descending = frozenset((0, 8, 16)), frozenset((16, 8, 0))  # words differ between processes
+    assert list(ascending) != list(descending)
+    assert fingerprint(ascending) == fingerprint(descending) != fingerprint({0, 8})
 
 
 def test_large_datasets_are_identified_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -172,15 +173,21 @@ def fingerprint(value: Any) -> str:
         return _model_fingerprint(value)
     if isinstance(value, partial):
         return _call(fingerprint(value.func), {**dict(enumerate(value.args)), **value.keywords})
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, np.ndarray):
+        return f"array({_digest([fingerprint(value.tolist()).encode()])})"
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(fingerprint, value))}]"
+    if isinstance(value, set | frozenset):  # its order differs between processes
+        return f"{{{', '.join(sorted(map(fingerprint, value)))}}}"
     if isinstance(value, dict):
         return _call("", value)
     if hasattr(value, "__qualname__"):  # a function or a class
         return str(value.__qualname__)
     if is_dataclass(value):
         return _call(type(value).__qualname__, {field.name: getattr(value, field.name) for field in fields(value)})
-    return _call(type(value).__qualname__, getattr(value, "__dict__", {}))
+    if hasattr(value, "__dict__"):
+        return _call(type(value).__qualname__, vars(value))
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # without its memory address
 
 
 def _call(name: str, arguments: Mapping[Any, Any]) -> str:
