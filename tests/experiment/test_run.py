@@ -110,7 +110,7 @@ def test_a_small_cache_writes_early_and_loses_nothing(tmp_path: Path) -> None:
         if round in (3, 6):
             rows.flush()
             rows.commit(round)
-    assert [rows[key][0].item() for key in range(5)] == [70.0, 71.0, 72.0, 73.0, 74.0]
+    assert [rows[key][0].item() for key in range(5)] == [70.0, 71.0, 72.0, 73.0, 74.0] and len(rows._rows) <= 2
     rows.flush()
     again = FileRowStore(tmp_path, 3, torch.float64)
     again.rewind(6)
