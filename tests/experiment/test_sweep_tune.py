@@ -14,6 +14,7 @@ import pytest
 import fedflat
 from fedflat.errors import GpuFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign import tune
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
 from fedflat.experiment.store.run_folder import RunFolder
@@ -259,6 +260,15 @@ def test_the_best_trial_of_a_copied_folder_refers_to_the_copy(
     copied = evaluate_best(search(tmp_path / "copy", base=QUICK, tune=ONE_TRIAL))
     assert copied == {**chosen, "folders": [str(tmp_path / "copy" / "trial-0000" / "seed-0")]}
     assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())
+
+
+def test_a_single_listed_gpu_has_its_own_process(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(tune, "_run_in_processes", lambda made, at_once: iter(started.append(at_once) or ()))
+    monkeypatch.setattr(tune, "run_search", lambda *_, **__: iter(()))
+    assert list(run_search_in_parallel(search(tmp_path, devices=[3]))) == [] and started == [1]
+    finished = search(small, base=QUICK, tune=ONE_TRIAL, devices=[3])
+    assert list(run_search_in_parallel(finished)) == [] and started == [1], "no trial is left"
 
 
 def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
