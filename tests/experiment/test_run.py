@@ -63,7 +63,7 @@ def test_user_supplied_data_and_model() -> None:
         model=nn.Linear(5, 2),
         clients=4,
         clients_per_round=4,
-        rounds=15,
+        rounds=5,
         workers=1,
         partition="iid",
         lr=0.5,

@@ -277,7 +277,7 @@ def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
     made = search(
         tmp_path,
         base={**BASE, "rounds": 4},
-        tune={"trials": 14, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True},
+        tune={"trials": 8, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True},
     )
     tried = list(run_search(made))
     complete = [trial for trial in tried if trial.state == "complete"]
