@@ -156,11 +156,6 @@ def test_a_metric_that_the_task_does_not_report_is_refused() -> None:
         fedflat.run("fedavg", task=TopTwo("top3"), **SMALL)
 
 
-def test_a_callback_must_be_an_instance() -> None:
-    with pytest.raises(UserError, match=r"<class .* is not a callback"):
-        fedflat.run("fedavg", rounds=1, callbacks=[fedflat.Callback])  # type: ignore[list-item]
-
-
 def test_a_model_without_linear_layers_trains() -> None:
     class Product(nn.Module):
         def __init__(self) -> None:
