@@ -240,17 +240,6 @@ def test_an_equivalent_search_continues(small: Path, tmp_path: Path) -> None:
         evaluate_best(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
 
 
-def test_a_search_of_an_earlier_version_continues(small: Path, tmp_path: Path) -> None:
-    shutil.copytree(small, tmp_path / "out")
-    lines = (small / "tune.journal").read_text().splitlines(keepends=True)
-    (tmp_path / "out" / "tune.journal").write_text("".join(line for line in lines if '"user_attr"' not in line))
-    longer = search(tmp_path / "out", base={**QUICK, "rounds": 2}, tune={**ONE_TRIAL, "trials": 2})
-    assert [trial.number for trial in run_search(longer)] == [1]
-    assert list(run_search(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))) == [], (
-        "nothing is noted of trials that nobody knows"
-    )
-
-
 def test_the_best_trial_of_a_copied_folder_refers_to_the_copy(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
