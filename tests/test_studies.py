@@ -17,8 +17,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedflat.algorithms import algorithm, canonical
-from fedflat.api import make_config
 from fedflat.errors import UserError
+from fedflat.experiment.make_config import make_config
 
 STUDIES = Path(__file__).parents[1] / "studies"
 pytestmark = pytest.mark.usefixtures("few_steps")

@@ -94,6 +94,14 @@ def test_only_a_single_value_may_be_positional(text):
         parse(text)
 
 
+@pytest.mark.parametrize(
+    "value", ["", "1", "1e5", "nan", "true", "none", "rock'", "'q'", 'a"b', "it's", " a", "a, (b)"]
+)
+def test_words_are_written_as_they_are_read(value):
+    (call,) = parse(show("file", {"path": value}))
+    assert call.values == {"path": value}
+
+
 def test_a_component_without_parameters_takes_no_value():
     @dataclass(frozen=True)
     class Empty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,16 @@ from fedflat.errors import UserError, error_of_runs, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
-from fedflat.experiment.make_config import as_algorithms, as_callbacks, as_path, check_jobs, check_user_objects, prepare
-from fedflat.experiment.make_config import make_config as make_config
+from fedflat.experiment.make_config import (
+    as_algorithms,
+    as_callbacks,
+    as_path,
+    check_jobs,
+    check_user_objects,
+    keep_clients,
+    make_config,
+    prepare,
+)
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
@@ -78,15 +87,16 @@ class Rounds(Iterator[Round]):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._closed = False
         self._steps = run.steps()  # a generator that trains a round at each step, and pauses the run if closed
         # Pause the run when nothing refers to it any more, and before the interpreter shuts down.
         weakref.finalize(self, self._steps.close)
 
     def __next__(self) -> Round:
-        """Train the next round; raises ``StopIteration`` after the last one, ``UserError`` if closed before it."""
-        if self._closed:
-            self._require_finished()
+        """Train the next round; raises ``StopIteration`` after the last, ``UserError`` if the run stopped earlier."""
+        record = self.run.record
+        is_finished = record is not None and record.status in ENDED_STATUSES
+        if getgeneratorstate(self._steps) == GEN_CLOSED and not is_finished:
+            raise self._unfinished()  # an empty loop would look as if the run had finished
         next(self._steps)
         return Round.of(self.run)
 
@@ -98,24 +108,23 @@ class Rounds(Iterator[Round]):
     def close(self) -> None:
         """Pause the run. If it has a folder, its models are written, and it can be resumed."""
         self._steps.close()
-        self._closed = True
 
     def result(self) -> Result:
         """Pause the run and return its result; remaining rounds are not trained."""
         self.close()
-        if self.run.record is None:
-            raise UserError("no round was trained, so there is no result; iterate over at least one round first")
-        return Result(self.run.record)
+        if self.run.record is not None:
+            return Result(self.run.record)
+        if self.run.rounds > self.run.config.init_rounds:  # stopped by an exception
+            raise self._unfinished()
+        raise UserError("no round was trained, so there is no result; iterate over at least one round first")
 
-    def _require_finished(self) -> None:
-        """Raise ``UserError`` if rounds are left: an empty loop would look as if the run had finished."""
-        record, folder = self.run.record, self.run.folder
-        if record is not None and record.status in ENDED_STATUSES:
-            return
-        closed = f"this run was closed after {self.run.rounds} of {self.run.config.training.rounds} rounds"
+    def _unfinished(self) -> UserError:
+        """The error that the run was closed, or stopped by an exception, before its last round."""
+        ended = f"this run stopped after {self.run.rounds} of {self.run.config.training.rounds} rounds"
+        folder = self.run.folder
         if folder is None or not folder.exists:
-            raise UserError(f"{closed} and has no folder; start again, with out=FOLDER to be able to resume")
-        raise UserError(f"{closed}; continue it with fedflat.resume({str(folder.path)!r})")
+            return UserError(f"{ended} and has no folder; start again, with out=FOLDER to be able to resume")
+        return UserError(f"{ended}; continue it with fedflat.resume({str(folder.path)!r})")
 
 
 def rounds(
@@ -164,9 +173,7 @@ def rounds(
         if dataset is not None:
             raise UserError("clients_data and dataset exclude each other; pass one of them")
         dataset = from_clients(clients_data, test_data)
-        settings = {"partition": "natural", "clients": len(clients_data), **settings}
-        if base is None:
-            settings.setdefault("clients_per_round", min(Config().federation.clients_per_round, len(clients_data)))
+        settings = keep_clients(settings, len(clients_data), has_base=base is not None)
     elif test_data is not None:
         raise UserError("test_data needs clients_data; a named dataset has its own test set")
     if loss is not None:

@@ -220,12 +220,11 @@ def parse_measurements(text: str) -> list[str]:
     names = [name for name in re.split(r"[,+\s]+", text) if name]
     if not names:
         raise UserError(f"flatness.what is empty; expected some of {', '.join(MEASUREMENTS)}, or all")
-    if set(names) == {"all"}:
-        return list(MEASUREMENTS)
+    known = [*MEASUREMENTS, "all"]
     for name in names:
-        if name not in MEASUREMENTS:
-            raise one_of("measurement", name, [*MEASUREMENTS, "all"])
-    return list(dict.fromkeys(names))
+        if name not in known:
+            raise one_of("measurement", name, known)
+    return list(MEASUREMENTS) if "all" in names else list(dict.fromkeys(names))
 
 
 def parse_flatness(text: str) -> dict[str, Any]:
@@ -237,14 +236,14 @@ def parse_flatness(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for assignment in text.split(","):
         name, equals, value = (part.strip() for part in assignment.partition("="))
-        if name.isdigit() and not equals and not values:
+        if name.isdecimal() and not equals and not values:
             name, value = "every", name
         elif not value:
             raise UserError(
                 f"cannot read '{assignment.strip()}' in --flatness '{text}'; "
                 "expected every=50 or every=50,what=lambda_max+drift"
             )
-        if value.isdigit():
+        if value.isdecimal():
             values[name] = int(value)
         elif name == "what":
             values[name] = value.replace("+", ",")

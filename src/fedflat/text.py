@@ -155,8 +155,9 @@ def write_value(value: object) -> str:
     """Write a parameter's value as text, in quotes if necessary, so that ``read_value`` gives the same value."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) and (set(value) & set(",()") or value != value.strip() or value[:1] in tuple(QUOTES)):
-        quote = "'" if '"' in value else '"'
+    if isinstance(value, str):
+        is_word = read_value(value) == value == value.strip() != "" and not set(value) & set(",()")
+        quote = "" if is_word else "'" if '"' in value else '"'
         return f"{quote}{value}{quote}"
     return repr(value) if isinstance(value, float) else str(value)
 

@@ -45,6 +45,8 @@ def load_yaml(text: str) -> Any:
         return loader.construct_document(node)
     except (ValueError, OverflowError) as error:  # e.g. the date 2020-99-99
         raise yaml.YAMLError(str(error)) from None
+    except (LookupError, AttributeError, TypeError) as error:  # raised by PyYAML, e.g. for !!bool x
+        raise yaml.YAMLError("a value does not fit its tag (!!)") from error
     finally:
         loader.dispose()
 

@@ -18,9 +18,9 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedflat.api import make_config
 from fedflat.deploy import Strategy, client
 from fedflat.errors import UserError
+from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
 
 from .direct import AppGrid, node

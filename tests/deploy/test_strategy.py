@@ -16,10 +16,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedflat.api import make_config
 from fedflat.deploy import Strategy
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
+from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
 
 from .direct import AppGrid, node

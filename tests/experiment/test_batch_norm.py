@@ -63,6 +63,8 @@ def test_own_statistics_stay_with_their_clients(tmp_path: Path) -> None:
     rows = FileRowStore(tmp_path / "run/state/clients", 16, torch.float32)
     kept = [rows[client] for client in range(12) if client in rows]
     assert len(kept) > 4 and all(not torch.equal(a, b) for a in kept for b in kept if a is not b)
+    own = fedflat.run("scaffold", **(settings | {"model": Normalised()})).record.statistics.values()
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in own), "without the clients' states"
 
 
 def test_own_statistics_without_batch_norm_raise_a_warning() -> None:

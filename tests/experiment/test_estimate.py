@@ -217,6 +217,17 @@ def test_time_counts_steps_passes_and_evaluations() -> None:
     assert speed.seconds(configured(local_steps=2), 100) == pytest.approx(100 * 5 * 2 * 0.01 + 100 * 10000 * 0.0001)
 
 
+def test_a_round_of_asynchronous_training_is_a_full_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = ProbedSpeed(step=0.01, example=0.0, at_once=2, clients=100, examples=50000, tested=100)
+    buffered = configured(local_steps=5).changed(federation={"policy": "fedbuff(buffer=4)"})
+    assert speed.seconds(buffered, 10) == pytest.approx(10 * 2 * 5 * 0.01)
+    probed: list[Config] = []
+    monkeypatch.setattr(estimate, "_build_quietly", probed.append)
+    with pytest.raises(TypeError):  # nothing is built
+        probe(buffered)
+    assert probed[0].federation.policy == "wait", "its only client would otherwise fill the buffer alone"
+
+
 def test_evaluations_of_averages_and_final_rounds_are_counted() -> None:
     speed = ProbedSpeed(step=0.0, example=0.001, at_once=1, clients=100, examples=50000, tested=1000)
     often = configured("fedavg+swa+ema+wima", rounds=10000)

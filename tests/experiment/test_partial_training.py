@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedflat
-from fedflat.api import make_config
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step
@@ -23,6 +22,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import ModelState
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
 from fedflat.models import build, merge_adapters
 from fedflat.models.low_rank import adapter_parameters

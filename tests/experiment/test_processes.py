@@ -25,7 +25,7 @@ from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.campaign.compare import compare
-from fedflat.experiment.campaign.processes import RunJob, _warnings_sent, run_in_parallel
+from fedflat.experiment.campaign.processes import RunJob, RunUpdate, _warnings_sent, _Worker, run_in_parallel
 from fedflat.experiment.config import Config, config
 from fedflat.models import MODELS, ImageModelSpec
 from fedflat.registry import load_plugins
@@ -136,6 +136,21 @@ def test_a_killed_job_stops_no_other_job_and_an_interruption_all_of_them() -> No
     assert isinstance(outcomes[0], SomeFailed) and "was killed" in str(outcomes[0]) and "memory" in str(outcomes[0])
     assert [getattr(outcomes[number], "status", "") for number in (1, 2)] == ["finished", "finished"]
     assert not others()
+
+
+def test_an_evaluation_in_another_process_is_announced_once() -> None:
+    class Evaluations(Watcher):
+        def evaluated(self, run):
+            self._note("evaluated", run)
+
+    watcher, worker = Evaluations(), _Worker(child=None, device=None)  # type: ignore[arg-type]
+    started = {"primary": "server", "metric": "accuracy"}
+    for rounds, evaluated, began in ((0, None, started), (0, 0, None), (3, 0, None), (5, 5, None), (5, 5, None)):
+        evaluation = None if evaluated is None else {"round": evaluated}
+        worker._apply_update(RunJob(BASE), RunUpdate(rounds, evaluation, began), (watcher,))
+    events = [(event, rounds) for event, _, rounds in watcher.told]
+    assert [rounds for event, rounds in events if event == "evaluated"] == [0, 5]
+    assert [rounds for event, rounds in events if event == "round"] == [0, 3, 5, 5] and events[0] == ("began", 0)
 
 
 def test_runs_that_cannot_be_concurrent() -> None:

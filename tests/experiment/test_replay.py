@@ -14,6 +14,7 @@ from fedflat.algorithms import algorithm
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.post_hoc import post_hoc
 from fedflat.experiment.analysis.replay import Replay, missing_state
+from fedflat.experiment.analysis.run_model import open_model_or_client
 from fedflat.experiment.store.run_folder import load_record
 
 SETTINGS = {
@@ -143,6 +144,13 @@ def test_clients_replayed_alone_equal_clients_replayed_together(tmp_path: Path) 
         alone = replay.clients([number])
         (same,) = replay.local_models(alone, replay.train(alone))
         assert torch.equal(model.weights, same.weights)
+
+
+def test_a_client_of_a_run_with_a_user_supplied_network_is_replayed(tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    server = fedflat.run("scaffold", out=tmp_path / "a", rounds=1, **{**SETTINGS, "model": own}).record.models["server"]
+    client = open_model_or_client(f"{tmp_path / 'a'}:client3", network=own)
+    assert client.state.weights.isfinite().all() and not torch.equal(client.state.weights, server.weights)
 
 
 def test_missing_state_of_each_algorithm() -> None:

@@ -15,7 +15,7 @@ import fedflat
 from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.errors import UserError
-from fedflat.experiment.callback import RunView
+from fedflat.experiment.callback import RunProgress, RunView
 from fedflat.experiment.config import config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.client_states import CachedRowStore, FileRowStore
@@ -63,7 +63,7 @@ def test_user_supplied_data_and_model() -> None:
         model=nn.Linear(5, 2),
         clients=4,
         clients_per_round=4,
-        rounds=15,
+        rounds=5,
         workers=1,
         partition="iid",
         lr=0.5,
@@ -76,6 +76,8 @@ def test_callbacks_see_every_round() -> None:
 
     class Watcher(fedflat.Callback):
         def began(self, run: RunView) -> None:
+            promised = [name for view in (RunProgress, RunView) for name in vars(view) if not name.startswith("_")]
+            assert "models" in promised and [name for name in promised if not hasattr(run, name)] == []
             seen.append(("began", run.rounds))
 
         def round_done(self, run: RunView) -> None:
@@ -108,7 +110,7 @@ def test_a_small_cache_writes_early_and_loses_nothing(tmp_path: Path) -> None:
         if round in (3, 6):
             rows.flush()
             rows.commit(round)
-    assert [rows[key][0].item() for key in range(5)] == [70.0, 71.0, 72.0, 73.0, 74.0]
+    assert [rows[key][0].item() for key in range(5)] == [70.0, 71.0, 72.0, 73.0, 74.0] and len(rows._rows) <= 2
     rows.flush()
     again = FileRowStore(tmp_path, 3, torch.float64)
     again.rewind(6)
@@ -152,11 +154,6 @@ def test_the_loss_can_be_the_metric_and_lower_is_better() -> None:
 def test_a_metric_that_the_task_does_not_report_is_refused() -> None:
     with pytest.raises(UserError, match=r"'top3', .* loss, accuracy, top2"):
         fedflat.run("fedavg", task=TopTwo("top3"), **SMALL)
-
-
-def test_a_callback_must_be_an_instance() -> None:
-    with pytest.raises(UserError, match=r"<class .* is not a callback"):
-        fedflat.run("fedavg", rounds=1, callbacks=[fedflat.Callback])  # type: ignore[list-item]
 
 
 def test_a_model_without_linear_layers_trains() -> None:

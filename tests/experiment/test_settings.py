@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedflat.api import make_config
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, config, setting_names
+from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
 from fedflat.setting_names import SHORT_NAMES, SYNONYMS
 

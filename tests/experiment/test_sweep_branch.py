@@ -140,7 +140,7 @@ def test_branches_continue_after_the_origin_was_moved(origin: Path, other: Path,
     tensors, _ = RunFolder(tmp_path / "out").read_tensors("start.safetensors")
     RunFolder(tmp_path / "out").write_tensors(
         "start.safetensors", tensors, {"rounds": 2}
-    )  # as earlier versions wrote it
+    )  # as in the model.safetensors of a run
     branch_point(f"{origin}@2").check(tmp_path / "out")
     with pytest.raises(UserError, match="another model at round 2"):
         branch_point(f"{other}@2").check(tmp_path / "out")
@@ -161,6 +161,7 @@ def test_a_diverged_model_equals_itself(other: Path, tmp_path: Path) -> None:
     [
         ("@3", "'3'.*0, 2, 4, 6"),
         ("@x", "'x'"),
+        ("@²", "'²'"),
         ("@", "''"),
     ],
 )

@@ -96,6 +96,9 @@ def test_exclusions() -> None:
         grid={"clients": [5, 50], "clients_per_round": [5, 10]}, exclude=[{"clients": 5, "clients_per_round": 10}]
     )
     assert len(possible) == 3, "what is impossible may be left out"
+    filled = {"algorithm": ["fedavg", "fedsam(rho={rho})"], "rho": [0.1, 0.2], "seed": [0, 1]}
+    assert len(planned(grid=filled, exclude=[{"rho": 0.1, "seed": 1}])) == 2 + 3
+    assert len(planned(grid=filled, exclude=[{"algorithm": "fedsam(rho=0.1)"}])) == 2 + 2
 
 
 def test_names_do_not_change_when_values_are_added() -> None:

@@ -14,6 +14,7 @@ import pytest
 import fedflat
 from fedflat.errors import GpuFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback
+from fedflat.experiment.campaign import tune
 from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
 from fedflat.experiment.store.run_folder import RunFolder
@@ -239,17 +240,6 @@ def test_an_equivalent_search_continues(small: Path, tmp_path: Path) -> None:
         evaluate_best(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))
 
 
-def test_a_search_of_an_earlier_version_continues(small: Path, tmp_path: Path) -> None:
-    shutil.copytree(small, tmp_path / "out")
-    lines = (small / "tune.journal").read_text().splitlines(keepends=True)
-    (tmp_path / "out" / "tune.journal").write_text("".join(line for line in lines if '"user_attr"' not in line))
-    longer = search(tmp_path / "out", base={**QUICK, "rounds": 2}, tune={**ONE_TRIAL, "trials": 2})
-    assert [trial.number for trial in run_search(longer)] == [1]
-    assert list(run_search(search(tmp_path / "out", base=QUICK, tune=ONE_TRIAL))) == [], (
-        "nothing is noted of trials that nobody knows"
-    )
-
-
 def test_the_best_trial_of_a_copied_folder_refers_to_the_copy(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,13 +251,22 @@ def test_the_best_trial_of_a_copied_folder_refers_to_the_copy(
     assert copied == json.loads((tmp_path / "copy" / "best.json").read_text())
 
 
+def test_a_single_listed_gpu_has_its_own_process(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(tune, "_run_in_processes", lambda made, at_once: iter(started.append(at_once) or ()))
+    monkeypatch.setattr(tune, "run_search", lambda *_, **__: iter(()))
+    assert list(run_search_in_parallel(search(tmp_path, devices=[3]))) == [] and started == [1]
+    finished = search(small, base=QUICK, tune=ONE_TRIAL, devices=[3])
+    assert list(run_search_in_parallel(finished)) == [] and started == [1], "no trial is left"
+
+
 def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
     needs_optuna()
     space = {"lr": [1e-6, 0.3], "batch_size": {"low": 5, "high": 9, "whole": True}}
     made = search(
         tmp_path,
         base={**BASE, "rounds": 4},
-        tune={"trials": 14, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True},
+        tune={"trials": 8, "space": space, "sampler": "random", "seeds": [0, 1], "prune": True},
     )
     tried = list(run_search(made))
     complete = [trial for trial in tried if trial.state == "complete"]
@@ -295,6 +294,8 @@ def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
         ({"tune": {"space": {"ratte": [1]}}}, "tune.space 'ratte'"),
         ({"tune": {"space": {**SPACE, "lr": {"low": 2, "high": 1}}}}, "low must be below high"),
         ({"tune": {"space": {**SPACE, "lr": {"low": 0, "high": 1, "log": True}}}}, "low above 0"),
+        ({"tune": {"space": {**SPACE, "batch_size": {"low": 5, "high": 9, "whole": True, "step": 0.5}}}}, "integers"),
+        ({"tune": {"space": {**SPACE, "batch_size": {"low": 5.5, "high": 9, "whole": True}}}}, "must be integers"),
         ({"tune": {"space": {**SPACE, "lr": []}}}, "training.lr is []"),
         ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "search over seed"),
         (

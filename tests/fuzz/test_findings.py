@@ -266,6 +266,7 @@ def test_paths_may_be_quoted(tmp_path: Path) -> None:
         ("a: 1\na: 2\n", "a is given twice"),
         ("[" * 5000, "nested"),
         ("a: &a [*a]", "contains itself"),
+        ("a: !!bool x", "does not fit its tag"),
         (
             "\n".join(["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]),
             "aliases",

@@ -176,15 +176,13 @@ def with_arrays(**arrays: Any) -> Change:
     return lambda folder: np.savez(folder / "data.npz", **{**np.load(folder / "data.npz"), **arrays})
 
 
-def with_format(file: str, version: int | None) -> Change:
-    """Write a safetensors file as another version of fedflat; the first one wrote neither format nor checksum."""
+def with_format(file: str, version: int) -> Change:
+    """Write a safetensors file as another version of fedflat."""
 
     def change(folder: Path) -> None:
         tensors, header = tensor_files.read_tensors(folder / file)
-        header = {key: value for key, value in header.items() if key != "format"}
-        if version is not None:
-            header["format"] = version
-            header["sha256"] = tensor_files.checksum(tensors, header)
+        header["format"] = version
+        header["sha256"] = tensor_files.checksum(tensors, header)
         save_file(tensors, folder / file, {"fedflat": json.dumps(header)})
 
     return change
@@ -216,7 +214,6 @@ WRONG_CONTENT: dict[str, tuple[Change, str, tuple[str, ...]]] = {
     "another metric": (with_values("run/status.json", metric="rmse"), "status.json", READERS),
     "checkpoint of another run": (copied(f"other/{CHECKPOINT}", PAUSED), "checkpoint", STATE_READERS),
     "a model as checkpoint": (copied("paused/model.safetensors", PAUSED), "state.safetensors", STATE_READERS),
-    "checkpoint of an earlier version": (with_format(PAUSED, None), "earlierversion", STATE_READERS),
     "checkpoint of a newer version": (with_format(PAUSED, 3), "upgradefedflat", STATE_READERS),
     "model of a newer version": (
         with_format("run/model.safetensors", 3),

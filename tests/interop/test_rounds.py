@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,6 +139,17 @@ def test_a_closed_loop_is_not_silently_empty() -> None:
     assert loop.result().status == "paused"
     with pytest.raises(UserError, match=r"after 1 of 4 rounds.*no folder"):
         list(loop)
+
+    class Broken(fedflat.Callback):
+        def round_done(self, run: object) -> None:
+            raise RuntimeError("in the user's callback")
+
+    failed = fedflat.rounds("fedavg", callbacks=Broken(), **SMALL)
+    with pytest.raises(RuntimeError, match="callback"):
+        next(failed)
+    for use in (lambda: list(failed), failed.result):
+        with pytest.raises(UserError, match=r"stopped after 1 of 4 rounds.*no folder"):
+            use()
     whole = fedflat.rounds("fedavg", **(SMALL | {"rounds": 1}))
     assert len(list(whole)) == 1 and whole.result().status == "finished" and list(whole) == []
 
@@ -207,6 +219,12 @@ def test_an_explicit_partition_redistributes_the_examples() -> None:
         "fedavg", module(), clients(4), partition="iid", clients=2, clients_per_round=2, rounds=1, workers=1
     )
     assert [len(mine) for mine in mixed.run.partition.clients] == [55, 55]
+
+
+@pytest.mark.parametrize("cohort", [{"federation": {"clients_per_round": 2}}, {"federation__clients_per_round": 2}])
+def test_settings_of_given_clients_may_have_full_names(cohort: dict[str, Any]) -> None:
+    loop = fedflat.rounds("fedavg", module(), clients(4), data__partition="iid", data__clients=3, workers=1, **cohort)
+    assert len(loop.run.partition.clients) == 3 and loop.run.config.federation.clients_per_round == 2
 
 
 @pytest.mark.parametrize("kept", [True, False])

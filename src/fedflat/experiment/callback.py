@@ -71,9 +71,6 @@ class RunView(RunProgress, Protocol):
     def models(self) -> dict[str, ModelState]:
         """The current models by name: ``server``, further models of the drift slot, and averages that have begun."""
 
-    def cohort(self, number: int) -> Sequence[int]:
-        """The clients sampled for a round, counted from 0."""
-
 
 class Callback:
     """Base class of callbacks; override the methods of interest.

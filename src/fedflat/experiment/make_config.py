@@ -125,7 +125,7 @@ def make_config(
     for assignment in assignments:
         _check_once(full_name(assignment.partition("=")[0].strip()), assignment, assigned)
         assign(values, assignment)
-    given = {name for name, _ in flat(settings or {})} | assigned.keys()
+    given = _given(settings or {}) | assigned.keys()
     if "data.partition" in given and "data.clients" not in given:
         _drop_unsuitable_clients(values["data"])
     return config(values)
@@ -136,6 +136,24 @@ def _drop_unsuitable_clients(data: dict[str, Any]) -> None:
     inherits = "clients" in data and isinstance(data["partition"], str)
     if inherits and fixes_clients(data["partition"]) != (data["clients"] is None):
         del data["clients"]
+
+
+def keep_clients(settings: dict[str, Any], clients: int, has_base: bool) -> dict[str, Any]:
+    """Add settings with which ``clients`` clients keep their examples, unless these settings are given.
+
+    >>> keep_clients({"federation": {"clients_per_round": 2}}, 20, has_base=False)
+    {'partition': 'natural', 'clients': 20, 'federation': {'clients_per_round': 2}}
+    """
+    defaults: dict[str, Any] = {"partition": "natural", "clients": clients}
+    if not has_base:
+        defaults["clients_per_round"] = min(Config().federation.clients_per_round, clients)
+    given = _given(settings)
+    return {name: value for name, value in defaults.items() if full_name(name) not in given} | settings
+
+
+def _given(settings: dict[str, Any]) -> set[str]:
+    """The full names of the settings in keyword arguments, including those within groups."""
+    return {name.replace("__", ".") for name, _ in flat(settings)}
 
 
 def prepare(

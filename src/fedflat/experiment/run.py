@@ -22,7 +22,7 @@ from fedflat.engines.round.server_step import server_step
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.observer import Observer
 from fedflat.experiment.analysis.run_model import estimated_statistics
-from fedflat.experiment.callback import Callback
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import (
     begin_averages,
@@ -400,8 +400,9 @@ class Run:
 
     def _notify(self, event: str, *arguments: Any) -> None:
         """Call the method ``event`` of every callback."""
+        view: RunView = self  # what callbacks may rely on
         for callback in self.callbacks:
-            getattr(callback, event)(self, *arguments)
+            getattr(callback, event)(view, *arguments)
 
 
 def _flat(model: ModelState) -> Tensor:

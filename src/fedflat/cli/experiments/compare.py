@@ -80,10 +80,10 @@ def compare(
     Example: fedflat compare fedavg fedsam fedmoswa --rounds 50 --target 0.9
     """
     show_loading(quiet or as_json)
-    from fedflat.api import make_config
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.campaign.compare import compare as run_comparison
     from fedflat.experiment.campaign.compare import finished_records, finished_runs
+    from fedflat.experiment.make_config import make_config
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
     from fedflat.reporting.comparison import Comparison

@@ -62,7 +62,7 @@ def run(
     Example: fedflat run fedmoswa+wima --rounds 50 --partition 'dirichlet(alpha=0.1)'
     """
     show_loading(quiet or as_json or dry_run)
-    from fedflat.api import make_config
+    from fedflat.experiment.make_config import make_config
 
     if algorithm is not None:
         settings = settings | {"algorithm": algorithm}
@@ -92,8 +92,8 @@ def resume(
     Example: fedflat resume runs/fedmoswa-digits-seed0 --workers 2
     """
     show_loading(quiet or as_json)
-    from fedflat.api import make_config
     from fedflat.experiment.analysis.reopen import resume_command
+    from fedflat.experiment.make_config import make_config
     from fedflat.experiment.store.run_folder import RunFolder, load_record
     from fedflat.reporting.result import Result
 

@@ -51,10 +51,10 @@ def stability(
 
     Example: fedflat flatness stability fedmoswa --rounds 30 --twins 3
     """
-    from fedflat.api import make_config
     from fedflat.cli.experiments.run import RUNS, run_slug
     from fedflat.cli.shared.screen import fetch_if_missing
     from fedflat.experiment.analysis.stability import Twins
+    from fedflat.experiment.make_config import make_config
     from fedflat.reporting.figures.clients import twins_picture
 
     if algorithm is not None:

@@ -175,7 +175,7 @@ class PostHoc:
                     self.record.folder, self.algorithm, self.problem, self.config, self.initial_model
                 )
                 moments[last.rounds] = last
-            except UserError as error:  # e.g. of an earlier version; the other moments do not need it
+            except UserError as error:  # e.g. of a later version; the other moments do not need it
                 reasons.append(f"the last checkpoint cannot be used: {error}")
         left_out = [str(number) for number in saved if number not in moments]
         if left_out:

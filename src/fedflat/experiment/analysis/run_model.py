@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,8 @@ class RunModel:
     """Weights and buffers of the model."""
     tf32: bool = False
     """Whether a GPU may round matrix products to TF32."""
+    user_objects: dict[str, Any] = field(default_factory=dict)
+    """User-supplied ``dataset``, ``network`` and ``task`` with which the run was opened."""
 
     def __repr__(self) -> str:
         network = f"{self.record.config.model} with {shown_count(self.problem.layout.size)} parameters"
@@ -337,7 +339,8 @@ def open_model(
     config = config_for_measurement(record.config, device, precision)
     problem, partition = reopen(record, config=config, method="flatness", **user_objects)
     state = state_of(record, name, problem, rounds)
-    return RunModel(record, name, rounds, problem, partition, state, config.engine.precision == "tf32")
+    tf32 = config.engine.precision == "tf32"
+    return RunModel(record, name, rounds, problem, partition, state, tf32, user_objects)
 
 
 def open_model_or_client(text: str, **options: Any) -> RunModel:
@@ -373,15 +376,17 @@ def replay_after(server: RunModel, after_round: int | None = None) -> Replay:
     if config.engine.precision in ("tf32", "bf16") and config.engine.device == "cpu":  # both need a GPU
         config = config.changed(engine={"precision": "float32"})
     problem, partition = server.problem, server.partition
-    needs_more_than_model = bool(missing_state(algorithm(config.algorithm), config))
-    if needs_more_than_model or config.engine.precision != _precision(server):
+    measured_in = "float64" if problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
+    if missing_state(algorithm(config.algorithm), config) or config.engine.precision != measured_in:
         # The opened model has the wrong precision, or has lost the initial weights, which define initial client state.
-        problem, partition = reopen(record, config=config, method="flatness", with_initial_weights=True)
+        problem, partition = reopen(
+            record, config=config, method="flatness", with_initial_weights=True, **server.user_objects
+        )
     return Replay(config, problem, partition, moment_after(server, problem, after_round))
 
 
-def moment_after(server: RunModel, problem: Problem, after_round: int | None = None) -> Moment:
-    """Return what is needed to replay the round after ``after_round``; default: after the run's last checkpoint."""
+def moment_after(server: RunModel, problem: Problem, after_round: int | None) -> Moment:
+    """Return what is needed to replay the round after ``after_round``, or after the run's last checkpoint."""
     record = server.record
     if record.folder is None:
         raise UserError("this run has no folder, so its rounds cannot be replayed; pass out=... to fedflat.run")
@@ -393,8 +398,3 @@ def moment_after(server: RunModel, problem: Problem, after_round: int | None = N
         if after_round is None or after_round not in saved_rounds(record.folder.path):
             raise
     return moment_at_model(after_round, state_of(record, "server", problem, after_round), run_algorithm, record.config)
-
-
-def _precision(model: RunModel) -> str:
-    """The precision in which a model is measured."""
-    return "float64" if model.problem.dtype == torch.float64 else "tf32" if model.tf32 else "float32"

@@ -107,7 +107,7 @@ def branch_point(text: str) -> BranchPoint:
         raise UserError(f"{run} has no checkpoint or model to branch from yet; let it run first")
     if not separator:
         return BranchPoint(record, run, available[-1])
-    if not rounds.isdigit() or int(rounds) not in available:
+    if not rounds.isdecimal() or int(rounds) not in available:
         listed = ", ".join(map(str, available[:MAX_LISTED])) + (", ..." if len(available) > MAX_LISTED else "")
         raise UserError(
             f"{run} has no model after round '{rounds}'; it has models after rounds {listed} "

@@ -283,15 +283,19 @@ def _obstacle_to_processes(
 
 def _are_faster_in_parallel(base: Config, runs: int, user_objects: dict[str, Any]) -> bool:
     """Whether one run is too small to use all cores, and all runs together are long enough to start processes."""
-    if available_cores() < 2 or base.engine.name in ("lanes", "ray") or device_of(base).type != "cpu":
+    if available_cores() < 2 or base.engine.name in ("lanes", "ray"):
         return False
-    data = load_data(base, user_objects.get("data"))
-    model = user_objects.get("model")
-    if model is None:
-        parameters = parameter_count(base.model, data.input_shape, data.num_outputs)
-    else:
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-    return parameters <= SMALL_MODEL and runs * total_steps(base, len(data.train)) >= MIN_STEPS_FOR_PROCESSES
+    with suppress(UserError):  # the run itself will report that its device, data or model cannot be used
+        if device_of(base).type != "cpu":
+            return False
+        data = load_data(base, user_objects.get("data"))
+        model = user_objects.get("model")
+        if model is None:
+            parameters = parameter_count(base.model, data.input_shape, data.num_outputs)
+        else:
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+        return parameters <= SMALL_MODEL and runs * total_steps(base, len(data.train)) >= MIN_STEPS_FOR_PROCESSES
+    return False
 
 
 def folder_name(text: str) -> str:

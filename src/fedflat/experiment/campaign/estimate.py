@@ -27,10 +27,12 @@ from fedflat.experiment.campaign.disk_space import client_scalars, participants,
 from fedflat.experiment.config import Config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import device_of
+from fedflat.experiment.setup.timing import policy_of
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.processes import available_cores
 from fedflat.text import parse
+from fedflat.timing import Asynchronous
 
 PROBED_EXAMPLES = 64
 """Test examples that a probe evaluates."""
@@ -42,6 +44,8 @@ MAX_PROBING = 60.0
 """Seconds after which no further probe starts."""
 PROBE_SETTINGS = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds": 0}
 """Settings of all probes: plain SGD from random weights."""
+WITHOUT_TIME = {"clock": None, "policy": "wait", "privacy": None}
+"""Settings with which a round of a probe is the training of its clients, each once."""
 
 
 BF16_SPEEDUPS = {"cnn": "1.4 to 1.7", "resnet18": "1.6 to 1.7"}
@@ -195,8 +199,9 @@ class ProbedSpeed:
             return rounds * self.whole_round * run_algorithm.backward_passes
         steps_per_epoch = math.ceil(self.examples / self.clients / training.batch_size)
         local_steps = training.local_steps or training.local_epochs * steps_per_epoch
-        # Clients train in waves of ``at_once``.
-        waves = math.ceil(min(config.federation.clients_per_round, self.clients) / self.at_once)
+        policy, clients = policy_of(config), min(config.federation.clients_per_round, self.clients)
+        trained = policy.buffer_size if isinstance(policy, Asynchronous) else clients  # clients in a round
+        waves = math.ceil(trained / self.at_once)  # clients train in waves of ``at_once``
         training_seconds = rounds * waves * local_steps * run_algorithm.backward_passes * self.step
         evaluations = (rounds / evaluation.every + min(evaluation.final, rounds)) * (1 + len(run_algorithm.averages))
         tested = min(self.tested, evaluation.examples or self.tested)
@@ -297,7 +302,7 @@ def probe(config: Config) -> ProbedSpeed:
     probe_config = config.changed(
         **PROBE_SETTINGS,
         training={"rounds": 2, "local_epochs": 1, "local_steps": 1},
-        federation={"clients_per_round": at_once, "sampling": "fixed"},
+        federation={"clients_per_round": at_once, "sampling": "fixed", **WITHOUT_TIME},
         evaluation={"every": 2, "final": 0, "examples": PROBED_EXAMPLES},
         engine={"workers": 1},
     )

@@ -76,7 +76,7 @@ class Study:
 
         ``search`` holds the settings, and ``out`` is the folder of the search, for messages.
         """
-        if SEARCH not in self._study.user_attrs and not self.count():
+        if SEARCH not in self._study.user_attrs:
             self._study.set_user_attr(SEARCH, _through_json(search))
         self.check(search, out)
 

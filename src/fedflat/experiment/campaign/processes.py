@@ -232,13 +232,15 @@ class _Worker:
             self.run = DistantRun(task.config, **update.started)
         if self.run is None:
             return
+        has_new_evaluation = update.evaluation not in (None, *self.run.history)
         self.run.update(update.rounds, update.evaluation)
         for callback in callbacks:
             if update.started is not None:
                 callback.began(self.run)
-            else:
+                continue
+            if has_new_evaluation:
                 callback.evaluated(self.run)
-                callback.round_done(self.run)
+            callback.round_done(self.run)
 
 
 class Reporter(RemoteCallback):

@@ -184,6 +184,8 @@ def check_space(space: Space, section: str) -> None:
             )
         elif values.log and (values.low <= 0 or values.step is not None):
             raise UserError(f"{section}: {name} is on a logarithmic scale, which needs low above 0 and no step")
+        elif values.whole and any((number or 0) % 1 for number in (values.low, values.high, values.step)):
+            raise UserError(f"{section}: {name} has whole=true; low, high and step must be integers")
 
 
 def extreme_values(space: Space) -> tuple[Values, Values]:
@@ -283,7 +285,7 @@ def _matches(values: Values, rule: Values) -> bool:
     if not rule:  # an empty rule would match everything
         return False
     can_fill = all_placeholders(values.values()) <= set(values)  # a missing value is reported later
-    filled = fill_placeholders(values) if can_fill else values
+    filled = values | fill_placeholders(values) if can_fill else values
     for name, listed in rule.items():
         if name not in values:
             return False

@@ -224,9 +224,9 @@ def run_search_in_parallel(
         jobs: number of trials at the same time; default: as the file says.
         on_wait: called with the number of trials held by other processes before waiting for them.
     """
-    requested = jobs or search.file.jobs or len(search.file.devices) or 1
-    at_once = parallel_runs([search.example_config()] * _trials_left(search), (), requested, {})
-    if at_once > 1:
+    requested, left = jobs or search.file.jobs or len(search.file.devices) or 1, _trials_left(search)
+    at_once = parallel_runs([search.example_config()] * left, (), requested, {})
+    if at_once > 1 or (left and search.file.devices):  # only another process can be limited to a GPU
         yield from _run_in_processes(search, at_once)
     yield from run_search(search, on_wait=on_wait)  # also finishes the trials of processes that died
 

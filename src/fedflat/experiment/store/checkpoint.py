@@ -28,7 +28,7 @@ ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
 """By default, the rounds between checkpoints are a multiple of 10 and take at least 5 seconds."""
 MAX_TIME_FRACTION = 1 / 20
 """Largest fraction of a run's time that default checkpoints may take."""
-_HEADER = frozenset({"rounds", "metrics", "cost", "loss", "rows", "settings"})
+_HEADER = frozenset({"format", "rounds", "metrics", "cost", "loss", "rows", "settings"})
 """Keys in the header of every checkpoint."""
 
 
@@ -237,13 +237,8 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
 
 
 def _read(folder: RunFolder, file: str) -> Checkpoint:
-    """Read a checkpoint file; raises ``DamagedFile`` or, for an earlier format, a ``UserError``."""
+    """Read a checkpoint file; raises ``DamagedFile`` if it is none."""
     tensors, header = folder.read_tensors(file)
-    if "format" not in header:
-        raise UserError(
-            f"{folder.path / file} was written by an earlier version of fedflat; continue with that version, "
-            f"or {_restart_hint(folder)}"
-        )
     if not header.keys() >= _HEADER:
         raise DamagedFile(f"{folder.path / file} is not a checkpoint; restore it, {folder.remedy}")
     return Checkpoint(file, tensors, header)

@@ -244,9 +244,7 @@ class CachedRowStore(RowStore):
         return self._store.verify(rounds)
 
     def __getitem__(self, key: int) -> Tensor:
-        if key not in self._rows:
-            self._rows[key] = self._store[key]
-        return self._rows[key]
+        return self._rows[key] if key in self._rows else self._store[key]
 
     def __setitem__(self, key: int, row: Tensor) -> None:
         """Cache a row; if the cache is then too large, write its rows and empty it."""
@@ -359,8 +357,9 @@ class ClientStateStore:
         if STATISTICS not in self._widths:
             return {}
         self.fetch_remote_states()
-        stored = {number: self._read(number)[1] for number in range(clients) if number in self._rows}
-        return {number: statistics for number, statistics in stored.items() if statistics is not None}
+        read = {number: self._read(number)[1] for number in range(clients) if number in self._rows}
+        # Copies: these are views of rows, which also contain the clients' states.
+        return {number: statistics.clone() for number, statistics in read.items() if statistics is not None}
 
     def write(self, client: Client) -> None:
         """Store a client's new state.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -58,12 +59,7 @@ def recorded_metadata(folder: RunFolder) -> dict[str, Any]:
 
 def fingerprints(user_objects: Mapping[str, Any]) -> dict[str, str]:
     """Fingerprints of ``data``, ``model`` and ``task``, unless they are None; the same in every process."""
-    functions: dict[str, Callable[[Any], str]] = {
-        "data": Dataset.fingerprint,
-        "model": _model_fingerprint,
-        "task": fingerprint,
-    }
-    return {name: functions[name](value) for name, value in user_objects.items() if value is not None}
+    return {name: fingerprint(value) for name, value in user_objects.items() if value is not None}
 
 
 def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition: str | None = None) -> None:
@@ -89,7 +85,7 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
                 f"the run in {folder.path} began with {_describe(name, previous)}, "
                 f"but this is {_describe(name, current)}; pass the same {name}= again, or choose another folder"
             )
-    if _differ(_data_hash(previous), current.get("data")):
+    if _differ(previous.get("data"), current.get("data")):
         change = _describe_change(folder, previous["data"], current["data"])
         remedy = "or choose another --out" if partition is None else folder.remedy
         raise UserError(f"{change}; restore them (if passed in Python: the same dataset=), {remedy}")
@@ -117,7 +113,7 @@ def recorded_fingerprints(folder: RunFolder) -> dict[str, str]:
 
 def recorded_data(folder: RunFolder) -> str | None:
     """The fingerprint of the data that a run began with; None if it is unknown."""
-    return _data_hash(recorded_fingerprints(folder))
+    return recorded_fingerprints(folder).get("data")
 
 
 def normalise_as_in_training(folder: RunFolder, data: Dataset) -> Dataset:
@@ -136,15 +132,6 @@ def normalise_as_in_training(folder: RunFolder, data: Dataset) -> Dataset:
         change = _describe_change(folder, previous, current)
         warnings.warn(f"{change}; values refer to the new data, normalised with {statistics}", stacklevel=3)
     return data if normalised is None else normalised
-
-
-def _data_hash(recorded: Mapping[str, str]) -> str | None:
-    """The hash of the data among recorded fingerprints; None if there is none.
-
-    Early versions recorded the name and a hash of another definition, which cannot be compared.
-    """
-    data_hash = recorded.get("data", "")
-    return data_hash if re.fullmatch("[0-9a-f]{12}", data_hash) else None
 
 
 def _differ(previous: str | None, current: str | None) -> bool:
@@ -168,19 +155,27 @@ def fingerprint(value: Any) -> str:
         return repr(value)
     if isinstance(value, torch.Tensor):
         return f"Tensor({_digest([repr(value.dtype).encode(), repr(tuple(value.shape)).encode(), _bytes(value)])})"
+    if isinstance(value, Dataset):
+        return value.fingerprint()
     if isinstance(value, nn.Module):
         return _model_fingerprint(value)
     if isinstance(value, partial):
         return _call(fingerprint(value.func), {**dict(enumerate(value.args)), **value.keywords})
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, np.ndarray):
+        return f"array({_digest([fingerprint(value.tolist()).encode()])})"
+    if isinstance(value, list | tuple):
         return f"[{', '.join(map(fingerprint, value))}]"
+    if isinstance(value, set | frozenset):  # its order differs between processes
+        return f"{{{', '.join(sorted(map(fingerprint, value)))}}}"
     if isinstance(value, dict):
         return _call("", value)
     if hasattr(value, "__qualname__"):  # a function or a class
         return str(value.__qualname__)
     if is_dataclass(value):
         return _call(type(value).__qualname__, {field.name: getattr(value, field.name) for field in fields(value)})
-    return _call(type(value).__qualname__, getattr(value, "__dict__", {}))
+    if hasattr(value, "__dict__"):
+        return _call(type(value).__qualname__, vars(value))
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # without its memory address
 
 
 def _call(name: str, arguments: Mapping[Any, Any]) -> str:

@@ -17,7 +17,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.store.files import DamagedFile, write_atomically
 
 FORMAT = 2
-"""Version of the header; files of version 1 have no ``format`` and no checksum."""
+"""Version of the header, which also has a checksum; files of other programs, and exported ones, have neither."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         header = None
     if not isinstance(header, dict):
         raise DamagedFile(f"{path} is damaged or not a safetensors file")
-    # A file of version 1 has neither of these entries; a file with only one of them is damaged.
+    # A file with only one of these entries is damaged.
     if "format" in header or "sha256" in header:
         recorded = header.pop("sha256", None)
         version = header.get("format")
