@@ -227,19 +227,24 @@ def test_a_node_with_another_experiment_is_rejected_at_hello(change: dict[str, A
     assert re.search(why, str(reasons[0])), reasons
 
 
-def test_another_version_is_rejected_by_the_server_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_implausible_greeting_is_rejected_by_the_server_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Indices of a quadrillion examples would fill the server's memory."""
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
-    def older(reply: Message) -> Message:
-        if grid.sent[-1].metadata.message_type == "query.hello" and grid.sent[-1].metadata.dst_node_id == 100:
-            reply.content.config_records["header"]["fedflat"] = "0.0.9"
+    def implausible(reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "query.hello":
+            change = {100: {"fedflat": "0.0.9"}, 101: {"examples": 10**15}}.get(grid.sent[-1].metadata.dst_node_id, {})
+            reply.content.config_records["header"].update(change)
         return reply
 
-    grid.tamper = older
+    grid.tamper = implausible
     assert serve(grid, settings).status == "finished"
-    assert all(line["accepted"] == [1, 2, 3] for line in lines_of(tmp_path))
+    assert all(line["accepted"] == [2, 3] for line in lines_of(tmp_path))
     assert "fedflat is 0.1.0 at the server but 0.0.9 at the node" in caplog.text
+    assert "it claims to have 1000000000000000 examples" in caplog.text
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:

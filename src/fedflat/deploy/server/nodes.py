@@ -16,6 +16,7 @@ from fedflat.deploy.trust.identity import Identity
 from fedflat.deploy.trust.signatures import AllowedSite, receipt_flaw
 from fedflat.display import names_by_reason
 from fedflat.errors import UserError
+from fedflat.setting_names import MAX_COUNT
 
 log = logging.getLogger("flwr")
 POLL, LONGEST_POLL, SLOWDOWN = 0.2, 2.0, 1.3
@@ -215,8 +216,8 @@ class Nodes:
             return differences
         if not isinstance(client, int) or not 0 <= client < self._clients:
             return f"it claims to be client {client!r}; expected 0 to {self._clients - 1}"
-        if not isinstance(examples, int) or examples < 1:
-            return f"it claims to have {examples!r} examples; expected at least one"
+        if not isinstance(examples, int) or not 1 <= examples <= MAX_COUNT:
+            return f"it claims to have {examples!r} examples; expected 1 to {MAX_COUNT}"
         if self._sites is not None and client not in self._sites:
             return f"it claims to be client {client}, which is not in the list of sites"
         if flaw:
