@@ -264,6 +264,9 @@ def test_invalid_settings(tmp_path: Path) -> None:
         deployment_of({"deploy.minimum": 0})
     with pytest.raises(UserError, match=r"flatness\.every"):
         experiment_of({"flatness.every": 1})
+    for settings in ({"engine": "gpu"}, {"data": "digits", "data.clients": 3}):
+        with pytest.raises(UserError, match="is a group of settings"):
+            experiment_of(settings)
     with pytest.raises(UserError, match=r"federation\.dropout"):
         experiment_of({"federation.dropout": 0.1})
     for name, value in {"name": "ray", "compile": "on", "checkpoint_every": 10, "workers": 4}.items():
