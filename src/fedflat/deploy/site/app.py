@@ -39,8 +39,8 @@ from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
-PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\][^\s'",;()]*""")
-"""An absolute path, or one in the home folder."""
+PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\]([^\s'",;()]| (?=[^'",;()]*[/\\]))*""")
+"""An absolute path, or one in the home folder. A space belongs to the path if a further separator follows."""
 RECEIVED = "fedflat"
 """Key in a node's context: the arrays of the first phase of a round, which are not sent again."""
 
@@ -180,6 +180,8 @@ def without_paths(text: str) -> str:
 
     >>> without_paths('cannot write to /home/ann/state (read-only); use state="/path"')
     'cannot write to [path] (read-only); use state="[path]"'
+    >>> without_paths("cannot read the key /home/ann smith/site.key (no such file)")
+    'cannot read the key [path] (no such file)'
     """
     return PATH.sub("[path]", text)
 
