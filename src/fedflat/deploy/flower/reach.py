@@ -7,7 +7,6 @@ import socket
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from fedflat.deploy.flower.address import host_and_port
 from fedflat.errors import UserError
@@ -18,21 +17,9 @@ EXPIRED, NOT_YET, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's codes for untrusted certificates; any other means an unknown authority."""
 
 
-class ReachableSuperLink(NamedTuple):
-    """A SuperLink that answers.
-
-    Attributes:
-        address: its HOST:PORT.
-        until: when its certificate expires; None without TLS.
-    """
-
-    address: str
-    until: datetime | None
-
-
 def reach(
     address: str, root_certificates: Path | None = None, insecure: bool = False, timeout: float = 10.0
-) -> ReachableSuperLink:
+) -> datetime | None:
     """Connect to a SuperLink and request its health page; raises ``UserError`` if that fails.
 
     Args:
@@ -40,6 +27,9 @@ def reach(
         root_certificates: certificate of the authority that signed the SuperLink's; default: the system's authorities.
         insecure: whether to connect without TLS.
         timeout: seconds to wait.
+
+    Returns:
+        When the SuperLink's certificate expires; None without TLS.
     """
     host, port = host_and_port(address, "a project folder, or HOST:PORT, for example server.example.org:8443")
     if insecure and root_certificates is not None:
@@ -50,7 +40,7 @@ def reach(
         connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
     try:
         connection.connect()
-        until = _certificate_expiry(connection.sock)
+        expiry = _certificate_expiry(connection.sock)
         connection.request("GET", HEALTH)
         answer = connection.getresponse()
     except ssl.SSLError as error:
@@ -72,7 +62,7 @@ def reach(
         connection.close()
     if answer.status != http.client.OK:
         raise UserError(f"{address} answers, but is not a SuperLink of Flower 1.41 or newer; check the port")
-    return ReachableSuperLink(address, until)
+    return expiry
 
 
 def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
