@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
 from fedflat.deploy.trust.certificates import write_certificates
-from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import RunFolder
 
 from ..time_limits import scaled
@@ -45,7 +46,7 @@ class RealFederation:
         write_certificates(self.certificates, ["127.0.0.1"], nodes, days=1)
         self.site_list = self.certificates / "sites.txt"
         self.proxies = [Proxy(self.gateway_port) for _ in range(nodes)] if tls else []
-        self.node_ports = [free_port() for _ in range(nodes)]
+        self.node_ports = [free_port() for _ in range(nodes + (stranger is not None))]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         source = Path(__file__).parents[2] / "src"
         self.environment = {
@@ -69,28 +70,18 @@ class RealFederation:
         self._start("superlink", ["flower-superlink", *here, *self._link_trust()])
         self._until_open(self.port)
         if self.tls:
-            command = [
-                sys.executable,
-                "-m",
-                "fedflat",
-                "deploy",
-                "gateway",
-                str(self.certificates),
-                "--superlink",
-                f"127.0.0.1:{self.port}",
-            ]
-            self._start("gateway", [*command, "--listen", f"127.0.0.1:{self.gateway_port}"])
+            gateway = [sys.executable, "-m", "fedflat", "deploy", "gateway", str(self.certificates)]
+            gateway += ["--superlink", f"127.0.0.1:{self.port}", "--listen", f"127.0.0.1:{self.gateway_port}"]
+            self._start("gateway", gateway)
+            for key in (*sorted(self.certificates.glob("*.pub")), *([self.stranger] if self.stranger else [])):
+                assert self.flwr("supernode", "register", str(key), "sites").exit_code == 0
             self._until_open(self.gateway_port)
-            self.register(*sorted(self.certificates.glob("*.pub")), *([self.stranger] if self.stranger else []))
 
-    def register(self, *keys: Path) -> None:
-        """Register public keys at the SuperLink, which asks for no password."""
-        asked = [self.flwr("supernode", "register", str(key), "sites") for key in keys]
-        assert [process.wait(scaled(60)) for process in asked] == [0] * len(keys)
+    def flwr(self, *command: str) -> Result:
+        """Execute a command of Flower's CLI in this process: a new one would need seconds to start."""
+        from flwr.cli.app import app  # takes a second, which few tests need
 
-    def flwr(self, *command: str) -> subprocess.Popen[str]:
-        """Start a command of Flower's CLI."""
-        return subprocess.Popen(["flwr", *command], env=self.environment, stdout=subprocess.PIPE, text=True)
+        return CliRunner().invoke(app, command, env=self.environment)
 
     def _link_trust(self) -> list[str]:
         if not self.tls:
@@ -99,13 +90,11 @@ class RealFederation:
         given = [part for flag, name in files.items() for part in (f"--ssl-{flag}", str(self.certificates / name))]
         return [*given, "--enable-supernode-auth"]
 
-    def start_warm(self, name: str, node_ports: list[int] | None = None) -> None:
-        """Start the preloaded SuperExec, for the SuperLink and all nodes or only for the nodes at some ports."""
-        link, nodes = f"127.0.0.1:{self.port}", [f"127.0.0.1:{port}" for port in node_ports or self.node_ports]
+    def start_warm(self) -> None:
+        """Start the preloaded SuperExec for the SuperLink and all nodes, also that of the stranger."""
+        link, nodes = f"127.0.0.1:{self.port}", [f"127.0.0.1:{port}" for port in self.node_ports]
         link_too = ["--tls", link, str(self.certificates / "ca.crt")] if self.tls else [link]
-        self._start(
-            name, [sys.executable, "-m", "fedflat.deploy.flower.warm", *nodes, *([] if node_ports else link_too)]
-        )
+        self._start("warm", [sys.executable, "-m", "fedflat.deploy.flower.warm", *nodes, *link_too])
 
     def start_node(
         self,
@@ -154,39 +143,9 @@ class RealFederation:
             sites: whether to add the list of sites, which apps of others do not have.
         """
         settings = {"deploy.sites": str(self.site_list), **settings} if sites else settings
-        command = ["flwr", "run", str(project), "sites", "--run-config", toml(settings)]
-        done = subprocess.run(
-            command,
-            check=False,
-            env=self.environment,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=scaled(60),
-        )
-        printed = done.stdout + done.stderr
+        printed = self.flwr("run", str(project), "sites", "--run-config", toml(settings)).output
         assert "started run" in printed, printed
         return printed
-
-    def run(self, project: Path, settings: dict[str, Any], timeout: float = 120) -> str:
-        """Submit a run with ``flwr run``, wait until it ends, and return the output."""
-        printed = self.start_run(project, settings)
-        out = RunFolder(Path(settings["deploy.out"]))
-        last = "sites.json" if settings.get("deploy.score", True) else "status.json"
-        self.until(
-            lambda: out.exists and out.status()["status"] in ENDED_STATUSES and (out.path / last).exists(), timeout
-        )
-        return printed
-
-    def stop_run(self, printed: str) -> None:
-        """Stop a run, given the output of ``flwr run``; this fails if Flower has noticed its end already."""
-        subprocess.run(
-            ["flwr", "stop", run_number(printed), "sites"],
-            check=False,
-            env=self.environment,
-            capture_output=True,
-            timeout=scaled(60),
-        )
 
     def until(self, happened: Callable[[], bool], timeout: float) -> None:
         """Wait until a condition holds."""
@@ -253,7 +212,7 @@ def real_federation(
 ) -> Iterator[RealFederation]:
     federation = RealFederation(folder, nodes, tls, stranger)
     try:
-        federation.start_warm("warm")
+        federation.start_warm()
         federation.start_link()
         for number in range(nodes):
             federation.start_node(number)

@@ -87,6 +87,8 @@ REFUSED: dict[str, tuple[Attack, str]] = {
     "lied steps": (number("steps", 1000), "1000 steps"),
     "lied rates": (number("lr_sum", 1e-9), "learning rates.*1e-09"),
     "a loss that is no number": (number("loss", math.nan), "its loss is nan"),
+    "a loss that would end the run": (number("loss", 1e12), "its mean loss is 1.25e[+]11, but the cohort's median is"),
+    "an impossible cost": (number("samples", 1e300), "it claims 1e[+]300 samples"),
 }
 
 

@@ -292,6 +292,7 @@ def without_messages(content: RecordDict) -> None:
         (change("fedflat/lr_sum", np.zeros(())), "the sum of its learning rates is not positive"),
         (change("bias", None), "its arrays differ from the model's"),
         (lambda content: content["metrics"].clear(), "num-examples is None"),
+        (lambda content: content["metrics"].update({"num-examples": 1e300}), "num-examples is 1e+300"),
     ],
 )
 def test_unsuitable_replies_are_ignored(

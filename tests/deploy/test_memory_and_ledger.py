@@ -78,7 +78,7 @@ def test_rounds_trained_again_replace_their_lines(tmp_path: Path) -> None:
     assert [(line["round"], line["accepted"]) for line in Ledger(ledger.path).lines] == [(0, [0]), (1, [0]), (2, [1])]
 
 
-def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_ignored_and_a_damaged_one_reported(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "participation.jsonl")
     ledger.record(0, [0], {}, {})
     with ledger.path.open("a") as file:
@@ -87,3 +87,6 @@ def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
     assert len(again.lines) == 1
     again.record(1, [0], {}, {})
     assert [line["round"] for line in Ledger(ledger.path).lines] == [0, 1]
+    ledger.path.write_text('{"round": 0, "acc\n' + ledger.path.read_text())
+    with pytest.raises(UserError, match=r"participation\.jsonl is damaged"):
+        Ledger(ledger.path)

@@ -90,9 +90,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederat
         }
         for name, trust in strangers.items():
             found.start_node(1, name, trust, free_port())
-        port = free_port()
-        found.start_node(1, "registered", [*right, key, str(own_key)], port, own_key)
-        found.start_warm("warm-stranger", [port])
+        found.start_node(1, "registered", [*right, key, str(own_key)], found.node_ports[SITES], own_key)
         yield found
 
 
@@ -102,13 +100,11 @@ def test_bytes_on_the_wire_agree_with_the_card_despite_a_lost_connection(
     """All bytes of the second round, with TLS, headers and polls; in the first, Flower compresses vectors of zeros."""
     text = "fedmoswa"  # sends more than the model in both directions
     out = federation.folder / text
-    settings = {**SETTINGS, "algorithm": text, "training.rounds": 3, "deploy.out": str(out)}
+    settings = {**SETTINGS, "algorithm": text, "training.rounds": 2, "deploy.out": str(out)}
     federation.start_run(federation.folder.parent / "sites", settings)
-    start, end = after_round(federation, out, 1), after_round(federation, out, 2)
     cut_off_and_mend(federation, number=0)
-    federation.until(
-        lambda: rounds_done(out) == settings["training.rounds"] and load_record(out).status == "finished", 120
-    )
+    start, end = after_round(federation, out, 1), after_round(federation, out, 2)
+    federation.until(lambda: load_record(out).status == "finished", 60)
 
     record, chosen = load_record(out), algorithm(text)
     weights = RunFolder(out).read_tensors("model.safetensors")[0]
@@ -121,9 +117,7 @@ def test_bytes_on_the_wire_agree_with_the_card_despite_a_lost_connection(
             assert abs(passed / (4 * card) - 1) <= LIKE_THE_CARD, (passed, 4 * card)
 
     lines = [json.loads(line) for line in (out / "participation.jsonl").read_text().splitlines()]
-    assert [(line["round"], line["accepted"]) for line in lines] == [
-        (round, [0, 1]) for round in range(settings["training.rounds"])
-    ]
+    assert [(line["round"], line["accepted"]) for line in lines] == [(0, [0, 1]), (1, [0, 1])]
     reasons = list(RunFolder(out).status()["rejected_nodes"].values())
     assert len(reasons) == 1
     assert re.search(r"claims to be client 1 \(site-1\), .*not signed with the key of site-1", reasons[0])
@@ -141,12 +135,11 @@ def after_round(federation: RealFederation, out: Path, rounds: int) -> float:
 
 
 def cut_off_and_mend(federation: RealFederation, number: int) -> None:
-    """Disconnect a node while it handles a message, until it notices."""
-    name, before = f"node-{number}", federation.log(f"node-{number}").count("Received successfully")
-    federation.until(lambda: federation.log(name).count("Received successfully") > before, 60)
-    tries = federation.log(name).count("Connection attempt failed")
+    """Disconnect a node while it trains in the first round, until it notices."""
+    name = f"node-{number}"
+    federation.until(lambda: federation.log(name).count("Received successfully") >= 2, 120)  # the first is a greeting
     federation.proxies[number].cut()
-    federation.until(lambda: federation.log(name).count("Connection attempt failed") > tries, 60)
+    federation.until(lambda: "Connection attempt failed" in federation.log(name), 60)
     federation.proxies[number].mend()
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ import fedflat
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
 from fedflat.deploy.server.app import serve
+from fedflat.deploy.site.client_memory import ClientMemory
+from fedflat.deploy.site.site import Site
 from fedflat.errors import UserError
 from fedflat.experiment.store.run_folder import Record
 from fedflat.privacy.accountant import Accountant
@@ -164,6 +169,23 @@ def test_repeated_rounds_do_not_exceed_the_budget(tmp_path: Path) -> None:
     record = serve(federation_of(tmp_path, settings, SITES), settings)
     assert (record.status, record.rounds) == ("stopped", 1)
     assert "would exceed the budget" in record.reason
+
+
+def test_simultaneous_answers_do_not_exceed_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower may handle two messages at the same time."""
+    privacy = SimpleNamespace(exceeds_budget=lambda answers: answers > 1, epsilon=float, budget=1.0)
+    site: Any = SimpleNamespace(client=0, training=SimpleNamespace(privacy=privacy))
+    answers = ClientMemory.answers
+
+    def slowly(memory: ClientMemory) -> int:
+        count = answers(memory)
+        time.sleep(0.05)
+        return count
+
+    monkeypatch.setattr(ClientMemory, "answers", slowly)
+    with ThreadPoolExecutor() as pool:
+        spent = [pool.submit(Site._spend_privacy, site, ClientMemory(tmp_path, "run", 0)) for _ in range(2)]
+    assert sorted(isinstance(answer.exception(), UserError) for answer in spent) == [False, True]
 
 
 def test_a_site_refuses_an_answer_beyond_its_budget(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[flower]'")
 
 from fedflat.cli.application import app
-from fedflat.deploy.flower import warm
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.flower.version import check_version, require_flower
 from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
@@ -105,11 +104,6 @@ def test_the_docs_have_the_printed_commands(tmp_path: Path) -> None:
     wanted = [line.strip() for line in printed.splitlines() if line.startswith(("  flower-", "  flwr "))]
     assert len(wanted) == 7
     assert [command for command in wanted if command not in commands()] == []
-
-
-def test_warm_processes_need_addresses() -> None:
-    with pytest.raises(UserError, match=r"python -m fedflat\.deploy\.flower\.warm"):
-        warm.main(["8100"])
 
 
 def test_the_plain_app_of_the_overhead_study_is_complete() -> None:

@@ -28,7 +28,7 @@ from .processes import RealFederation, real_federation, rounds_done, run_number
 
 pytestmark = pytest.mark.slow
 
-SITES, ROUNDS = 3, 3
+SITES, ROUNDS = 3, 2
 SETTINGS: dict[str, Any] = {
     "data.clients": SITES,
     "data.partition": "dirichlet(alpha=0.5)",
@@ -84,7 +84,8 @@ def runs(federation: RealFederation) -> Runs:
     printed = federation.start_run(project, settings)
     federation.until(lambda: rounds_done(out) >= 1, PATIENCE)
     federation.kill_server_of(out)
-    federation.stop_run(printed)  # otherwise nodes wait for lost messages until Flower notices
+    # Otherwise nodes wait for lost messages until Flower notices; fails if it has done so already.
+    federation.flwr("stop", run_number(printed), "sites")
     assert 1 <= rounds_done(out) < ROUNDS
     federation.kill("superlink")
     federation.start_link()
@@ -93,7 +94,8 @@ def runs(federation: RealFederation) -> Runs:
     federation.start_run(decorated_example(federation.folder / "flower-app"), example, sites=False)
     wrong = {**SETTINGS, "deploy.minimum": 3, "deploy.out": str(federation.folder / "wrong")}
     printed = federation.start_run(project, wrong)
-    federation.run(project, settings, timeout=PATIENCE)
+    federation.start_run(project, settings)
+    federation.until((out / "sites.json").exists, PATIENCE)
     return Runs(out, printed, strategy)
 
 
@@ -126,16 +128,21 @@ def test_nodes_reconnect_to_a_restarted_superlink(federation: RealFederation, re
         assert log.count("SuperNode ID") == 1 and log.count("[RUN") > 2, log
 
 
-def test_an_error_of_the_server_is_reported_at_once(federation: RealFederation, runs: Runs) -> None:
+def test_an_error_of_the_server_is_reported_at_once(
+    federation: RealFederation, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
     number, listed = run_number(runs.wrong), ""
+
+    def printed(*command: str) -> str:
+        return federation.flwr(*command).output + capfd.readouterr().out  # JSON bypasses a redirected sys.stdout
 
     def failed() -> bool:
         nonlocal listed
-        listed = federation.flwr("list", "sites", "--run-id", number, "--format", "json").communicate()[0]
+        listed = printed("list", "sites", "--run-id", number, "--format", "json")
         return "finished:failed" in listed
 
     federation.until(failed, 30)
-    shown = federation.flwr("log", number, "sites", "--show").communicate()[0]
+    shown = printed("log", number, "sites", "--show")
     assert "fedflat: deploy.minimum=3, but only 2 clients take part" in shown, shown
     assert "deploy.minimum=3" in listed and "Traceback" not in shown
 
@@ -181,15 +188,17 @@ def test_client_states_stay_at_their_nodes(federation: RealFederation, resumed: 
 
 
 def test_a_node_killed_during_a_round_returns_with_its_state(federation: RealFederation) -> None:
-    """With secure aggregation, so that the others recover the masks of the killed node."""
+    """With secure aggregation, whose secrets are in Flower's context between messages; the round is repeated."""
     project, out = federation.folder.parent / "secured", federation.folder / "killed-node"
     write_project(project, "scaffold", SITES, secure_weighting="uniform")
+    with (project / "pyproject.toml").open("a") as settings_file:
+        settings_file.write("tries = 20\n")  # Flower accepts only keys that are in the file
     more = {
         "training.local_steps": 40,
         "federation.clients_per_round": SITES,
-        "training.rounds": 4,
+        "deploy.minimum": SITES,
         "deploy.score": False,
-        "deploy.timeout": scaled(8.0),
+        "deploy.timeout": scaled(10.0),
     }
     settings = {**SETTINGS, **more, "deploy.out": str(out)}
     del settings["training.local_epochs"]
@@ -198,9 +207,5 @@ def test_a_node_killed_during_a_round_returns_with_its_state(federation: RealFed
     federation.kill("node-2")
     federation.start_node(2)
     federation.until(lambda: RunFolder(out).status()["status"] == "finished", 120)
-    lines = participation(out)
-    assert [line["round"] for line in lines] == [0, 1, 2, 3]
-    assert all({0, 1} <= set(line["accepted"]) for line in lines)
-    assert 2 in lines[0]["accepted"]
-    assert 2 in lines[-1]["accepted"], lines
+    assert [(line["round"], line["accepted"]) for line in participation(out)] == [(0, [0, 1, 2]), (1, [0, 1, 2])]
     assert load_record(out).history[-1]["test"]["server"]["accuracy"] > 0.5

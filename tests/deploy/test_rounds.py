@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.store.files import locked
 from fedflat.experiment.store.run_folder import RunFolder
 
-from .direct import SMALL, DirectGrid, federation_of, node
+from .direct import SMALL, federation_of, node
 
 
 def settings_of(folder: Path, **more: Any) -> dict[str, Any]:
@@ -227,19 +228,24 @@ def test_a_node_with_another_experiment_is_rejected_at_hello(change: dict[str, A
     assert re.search(why, str(reasons[0])), reasons
 
 
-def test_another_version_is_rejected_by_the_server_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_implausible_greeting_is_rejected_by_the_server_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Indices of a quadrillion examples would fill the server's memory."""
     settings = settings_of(tmp_path)
     grid = federation_of(tmp_path, settings)
 
-    def older(reply: Message) -> Message:
-        if grid.sent[-1].metadata.message_type == "query.hello" and grid.sent[-1].metadata.dst_node_id == 100:
-            reply.content.config_records["header"]["fedflat"] = "0.0.9"
+    def implausible(reply: Message) -> Message:
+        if grid.sent[-1].metadata.message_type == "query.hello":
+            change = {100: {"fedflat": "0.0.9"}, 101: {"examples": 10**15}}.get(grid.sent[-1].metadata.dst_node_id, {})
+            reply.content.config_records["header"].update(change)
         return reply
 
-    grid.tamper = older
+    grid.tamper = implausible
     assert serve(grid, settings).status == "finished"
-    assert all(line["accepted"] == [1, 2, 3] for line in lines_of(tmp_path))
+    assert all(line["accepted"] == [2, 3] for line in lines_of(tmp_path))
     assert "fedflat is 0.1.0 at the server but 0.0.9 at the node" in caplog.text
+    assert "it claims to have 1000000000000000 examples" in caplog.text
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
@@ -258,6 +264,9 @@ def test_invalid_settings(tmp_path: Path) -> None:
         deployment_of({"deploy.minimum": 0})
     with pytest.raises(UserError, match=r"flatness\.every"):
         experiment_of({"flatness.every": 1})
+    for settings in ({"engine": "gpu"}, {"data": "digits", "data.clients": 3}):
+        with pytest.raises(UserError, match="is a group of settings"):
+            experiment_of(settings)
     with pytest.raises(UserError, match=r"federation\.dropout"):
         experiment_of({"federation.dropout": 0.1})
     for name, value in {"name": "ray", "compile": "on", "checkpoint_every": 10, "workers": 4}.items():
@@ -265,38 +274,38 @@ def test_invalid_settings(tmp_path: Path) -> None:
             experiment_of({f"engine.{name}": value})
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        RecordDict(),
-        RecordDict({"arrays": ArrayRecord(), "numbers": MetricRecord({"lr_sum": [1.0, 2.0], "examples": 3})}),
-        RecordDict(
-            {"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}
-        ),
-        RecordDict({"refusal": ConfigRecord()}),
-        RecordDict({"header": ConfigRecord({"client": "two", "examples": -1})}),
-    ],
-    ids=["empty", "lists for numbers", "bytes that are no array", "refusal without a reason", "header only"],
-)
-def test_a_garbled_answer_does_no_harm(records: RecordDict, tmp_path: Path) -> None:
-    """In training and at hello."""
-    for kind, accepted in (("train", [0, 1, 3]), ("query.hello", [0, 1, 3])):
-        settings = settings_of(tmp_path / kind, **{"training.rounds": 1})
-        grid = federation_of(tmp_path / kind, settings)
+GARBLED = {
+    "empty": RecordDict(),
+    "lists for numbers": RecordDict(
+        {"arrays": ArrayRecord(), "numbers": MetricRecord({"lr_sum": [1.0, 2.0], "examples": 3})}
+    ),
+    "bytes that are no array": RecordDict(
+        {"arrays": ArrayRecord({"displacement": Array("float32", (9,), "numpy.ndarray", b"no array at all")})}
+    ),
+    "refusal without a reason": RecordDict({"refusal": ConfigRecord()}),
+    "forged lines of the log": RecordDict({"refusal": ConfigRecord({"why": "\x1b[2K\nround 0: accepted" * 1000})}),
+    "header only": RecordDict({"header": ConfigRecord({"client": "two", "examples": -1})}),
+}
 
-        def garble(reply: Message, grid: DirectGrid = grid, kind: str = kind) -> Message:
-            sent = grid.sent[-1]
-            return (
-                Message(records, reply_to=sent)
-                if sent.metadata.dst_node_id == 102 and sent.metadata.message_type == kind
-                else reply
-            )
 
-        grid.tamper = garble
-        assert serve(grid, settings).status == "finished"
-        line = lines_of(tmp_path / kind)[0]
-        assert line["accepted"] == accepted
-        assert list(line["rejected"] | line["missing"]) == ["2"]
+@pytest.mark.parametrize("kind", ["train", "query.hello"])
+def test_garbled_answers_do_no_harm(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another one in every round."""
+    settings = settings_of(tmp_path, **{"training.rounds": len(GARBLED), "training.local_steps": 1})
+    grid, garbled = federation_of(tmp_path, settings), cycle(GARBLED.values())
+
+    def garble(reply: Message) -> Message:
+        sent = grid.sent[-1]
+        is_garbled = sent.metadata.dst_node_id == 102 and sent.metadata.message_type == kind
+        return Message(next(garbled), reply_to=sent) if is_garbled else reply
+
+    grid.tamper = garble
+    assert serve(grid, settings).status == "finished"
+    for line, name in zip(lines_of(tmp_path), GARBLED, strict=True):
+        assert line["accepted"] == [0, 1, 3], name
+        assert list(line["rejected"] | line["missing"]) == ["2"], name
+    for message in caplog.messages:
+        assert message.isprintable() and len(message) < 5000, message
 
 
 def test_a_node_that_never_answers_does_not_delay_rounds(tmp_path: Path) -> None:

@@ -96,8 +96,14 @@ def test_certificates_are_written_once_and_keys_are_private(tmp_path: Path) -> N
 
 
 def test_the_gateway_needs_an_address_and_certificates(valid: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for name in ("ca.crt", "server.pem", "server.key"):
+        (damaged / name).write_text("nothing")
     for arguments, reason in {
         (str(valid), "--listen", "8443"): "'8443' is not an address; expected HOST:PORT",
+        (str(valid), "--superlink", "127.0.0.1"): "'127.0.0.1' is not an address; expected HOST:PORT",
+        (str(damaged),): "ca.crt is not a readable PEM certificate",
         (str(tmp_path),): "ca.crt does not exist; expected a folder that fedflat deploy certificates has written",
     }.items():
         done = CliRunner().invoke(app, ["deploy", "gateway", *arguments], env={"COLUMNS": "300"})
@@ -118,7 +124,7 @@ def test_a_superlink_that_answers_and_is_trusted(valid: Path) -> None:
     assert done.exit_code == 0, done.output
     assert f"The SuperLink at {address} answers: its certificate is valid until " in done.output
     with answering(None) as address:
-        assert reach(address, insecure=True).until is None
+        assert reach(address, insecure=True) is None
 
 
 def test_an_expired_certificate_is_reported(valid: Path, tmp_path: Path) -> None:
@@ -191,7 +197,9 @@ def test_unreachable_servers_are_reported(valid: Path, tmp_path: Path) -> None:
         reach(f"[::1]:{free_port()}", ca)
     with pytest.raises(UserError, match="'nowhere"):
         reach("nowhere.invalid:8000", ca)
-    for address in ("server", "server:70000", "https://server:8000", "server:port", ":8000"):
+    with pytest.raises(UserError, match=r"host 'server\.\.org' is unknown"):
+        reach("server..org:8000", ca)
+    for address in ("server", "server:70000", "https://server:8000", "server:port", ":8000", "my server:8000"):
         with pytest.raises(UserError, match=f"'{address}'.*folder.*HOST:PORT"):
             reach(address, ca)
     with pytest.raises(UserError, match="either --insecure or --root-certificates"):

@@ -74,5 +74,5 @@ def test_flower_has_the_entry_points() -> None:
 
 @pytest.mark.parametrize("addresses", [[], ["8100"], ["127.0.0.1:81000"]])
 def test_addresses_are_required(addresses: list[str]) -> None:
-    with pytest.raises(UserError, match="Runtime APIs"):
+    with pytest.raises(UserError, match=r"Runtime APIs?, for example 127\.0\.0\.1:8100"):
         warm.main(addresses)

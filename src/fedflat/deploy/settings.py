@@ -61,7 +61,11 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     The server saves a checkpoint after every round, because a site keeps only the last two versions of its client's
     state: the server could not resume from an older checkpoint.
     """
-    nested = nest({key: value for key, value in run_config.items() if not key.startswith(PREFIX)})
+    settings = {key: value for key, value in run_config.items() if not key.startswith(PREFIX)}
+    groups = {"engine", *(key.partition(".")[0] for key in settings if "." in key)}
+    for group in groups & settings.keys():
+        config({group: settings[group]})  # raises the error for a value in place of a group, such as data="digits"
+    nested = nest(settings)
     engine = nested.setdefault("engine", {})
     simulation_settings = sorted((engine.keys() & EngineSettings.model_fields) - SITE_ENGINE_SETTINGS)
     if simulation_settings:

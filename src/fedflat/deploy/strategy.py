@@ -7,7 +7,6 @@ decorator of ``local_steps``, which reads what this strategy adds to its message
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -222,8 +221,8 @@ class Strategy(FedAvg):
         """Why a reply cannot be used, or None; ``sent`` are the messages that the decorator added, by full name."""
         if self._needs_decorator and not sent:
             return UNDECORATED
-        if not isinstance(examples, int | float) or not 1 <= examples < math.inf:
-            return f"{self.weighted_by_key} is {examples}; expected a positive number"
+        if not isinstance(examples, int | float) or not 1 <= examples <= 1e15:
+            return f"{self.weighted_by_key} is {examples}; expected 1 to 1e15"
         if _kinds(tensors) != self._kinds:
             return "its arrays differ from the model's in names, shapes or types; return the whole state_dict"
         fields = sent_fields(self.algorithm)
@@ -247,7 +246,8 @@ class Strategy(FedAvg):
             measured = flat_state({"server": self.algorithm.server.measure(rows.displacement[row])})
             for name, value in {**update.sent, **measured}.items():
                 rows.sent[name][row] = value
-        cohort = [Client(row, np.empty(update.examples, np.uint8), state) for row, update in enumerate(updates)]
+        positions = [np.broadcast_to(0, update.examples) for update in updates]  # only their number counts
+        cohort = [Client(row, indices, state) for row, indices in enumerate(positions)]
         reports = [ClientReport(update.lr_sum, 0.0, 1, 0, 0, update.model.integer_buffers) for update in updates]
         training = replace(self._training, clients=max(self._nodes, count))
         arguments = training, round, model, self._z, rows, cohort, reports, GradientCost(), self._states

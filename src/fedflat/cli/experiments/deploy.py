@@ -38,7 +38,7 @@ def init(
         help="algorithm, e.g. scaffold or fedmoswa+asam(rho=0.5)",
         autocompletion=complete_algorithm,
     ),
-    clients: int = typer.Option(3, "--clients", min=1, metavar="N", help="number of sites"),
+    clients: int = typer.Option(3, "--clients", min=1, max=MAX_SITES, metavar="N", help="number of sites"),
     secure_aggregation: bool = typer.Option(
         False, "--secure-aggregation", help="let the server see only sums of what sites send"
     ),
@@ -53,7 +53,6 @@ def init(
     from fedflat.deploy.flower.project import write_project
     from fedflat.deploy.flower.version import require_flower
 
-    _check_sites("--clients", clients, bytes_each=100)
     parsed_algorithm = parse_algorithm(algorithm)
     require_flower()
     weighting = None
@@ -77,7 +76,12 @@ def certificates(
         ["127.0.0.1"], "--host", metavar="TEXT", help="server name or address as seen by the sites; repeatable"
     ),
     sites: int = typer.Option(
-        0, "--sites", min=0, metavar="N", help="also create keys for N sites and list them in sites.txt, for trials"
+        0,
+        "--sites",
+        min=0,
+        max=MAX_SITES,
+        metavar="N",
+        help="also create keys for N sites and list them in sites.txt, for trials",
     ),
     days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
@@ -90,7 +94,6 @@ def certificates(
     """
     from fedflat.deploy.flower.version import require_flower
 
-    _check_sites("--sites", sites, bytes_each=800)
     require_flower()
     from fedflat.deploy.trust.certificates import start_commands, write_certificates
 
@@ -171,7 +174,7 @@ def check(
         return
     if site or node_config:
         raise UserError(f"--site needs a project folder, and {address} is none; expected one like my-federation")
-    expiry = reach(address, root_certificates, insecure).until
+    expiry = reach(address, root_certificates, insecure)
     if as_json:
         print_json({"address": address, "certificate_valid_until": expiry})
     elif expiry is None:
@@ -214,10 +217,3 @@ def _check_project(folder: Path, sites: list[int], node_config: str, as_json: bo
         print(f"Not ready: {verdict}, but the items marked 'Missing' above are needed.")
         raise typer.Exit(1)
     print(f"Ready: {verdict}. Start the run with: flwr run {folder} sites --stream")
-
-
-def _check_sites(flag: str, sites: int, bytes_each: int) -> None:
-    """Reject a number of sites whose files, with ``bytes_each`` bytes per site, would be too large."""
-    if sites > MAX_SITES:
-        size = f"{sites * bytes_each / 1e9:.1f} GB"
-        raise UserError(f"{flag} {sites} would write files of about {size}; expected at most {MAX_SITES} sites")

@@ -16,6 +16,7 @@ from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExec
 from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
 from flwr.supercore.tls import get_client_tls_args
 
+from fedflat.deploy.flower.address import host_and_port
 from fedflat.operating_system import fork_context
 from fedflat.processes import end_with_parent
 
@@ -86,10 +87,9 @@ def _serve_address(address: str, root_certificates: str | None, parent: int) -> 
 
 def _wait_until_open(address: str) -> None:
     """Poll until the port accepts connections: Flower would retry at growing intervals, and so notice the port late."""
-    host, _, port = address.rpartition(":")
     while True:
         try:
-            socket.create_connection((host, int(port)), 1).close()
+            socket.create_connection(host_and_port(address), 1).close()
             return
         except OSError:
             time.sleep(POLL)

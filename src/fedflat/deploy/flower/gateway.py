@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fedflat.deploy.flower.address import host_and_port
+from fedflat.deploy.flower.reach import tls_context
 from fedflat.errors import UserError
 
 log = logging.getLogger("fedflat")
@@ -41,9 +42,10 @@ def gateway_app(superlink: str, authority: Path) -> Starlette:
         superlink: HOST:PORT of the SuperLink.
         authority: certificate of the authority that signed the SuperLink's certificate.
     """
+    host, port = host_and_port(superlink, "HOST:PORT, for example 127.0.0.1:8000")
     client = httpx.AsyncClient(
-        base_url=f"https://{superlink}",
-        verify=ssl.create_default_context(cafile=authority),
+        base_url=httpx.URL(scheme="https", host=host, port=port),
+        verify=tls_context(authority),
         timeout=TIMEOUT,
         limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE),
         trust_env=False,  # the SuperLink is never behind the proxy of $HTTPS_PROXY
@@ -79,19 +81,18 @@ def serve_gateway(certificates: Path, listen: str, superlink: str, announce: Cal
         superlink: HOST:PORT of the SuperLink.
         announce: called before the first request.
     """
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) >= 2**16:
-        raise UserError(f"{listen!r} is not an address; expected HOST:PORT, for example 0.0.0.0:8443")
+    host, port = host_and_port(listen, "HOST:PORT, for example 0.0.0.0:8443")
     files = [certificates / name for name in ("ca.crt", "server.pem", "server.key")]
     for path in files:
         if not path.is_file():
             raise UserError(f"{path} does not exist; expected a folder that fedflat deploy certificates has written")
     authority, certificate, key = files
+    app = gateway_app(superlink, authority)
     announce()
     uvicorn.run(
-        gateway_app(superlink, authority),
-        host=host.strip("[]"),
-        port=int(port),
+        app,
+        host=host,
+        port=port,
         ssl_certfile=certificate,
         ssl_keyfile=key,
         log_level="warning",

@@ -7,8 +7,8 @@ import socket
 import ssl
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
+from fedflat.deploy.flower.address import host_and_port
 from fedflat.errors import UserError
 
 HEALTH = "/health"
@@ -17,21 +17,9 @@ EXPIRED, NOT_YET, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's codes for untrusted certificates; any other means an unknown authority."""
 
 
-class ReachableSuperLink(NamedTuple):
-    """A SuperLink that answers.
-
-    Attributes:
-        address: its HOST:PORT.
-        until: when its certificate expires; None without TLS.
-    """
-
-    address: str
-    until: datetime | None
-
-
 def reach(
     address: str, root_certificates: Path | None = None, insecure: bool = False, timeout: float = 10.0
-) -> ReachableSuperLink:
+) -> datetime | None:
     """Connect to a SuperLink and request its health page; raises ``UserError`` if that fails.
 
     Args:
@@ -39,17 +27,20 @@ def reach(
         root_certificates: certificate of the authority that signed the SuperLink's; default: the system's authorities.
         insecure: whether to connect without TLS.
         timeout: seconds to wait.
+
+    Returns:
+        When the SuperLink's certificate expires; None without TLS.
     """
-    host, port = _host_and_port(address)
+    host, port = host_and_port(address, "a project folder, or HOST:PORT, for example server.example.org:8443")
     if insecure and root_certificates is not None:
         raise UserError("use either --insecure or --root-certificates: without TLS there is no certificate to check")
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     if not insecure:
-        context = _tls_context(root_certificates)
+        context = tls_context(root_certificates)
         connection = http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
     try:
         connection.connect()
-        until = _certificate_expiry(connection.sock)
+        expiry = _certificate_expiry(connection.sock)
         connection.request("GET", HEALTH)
         answer = connection.getresponse()
     except ssl.SSLError as error:
@@ -59,7 +50,7 @@ def reach(
             f"{address} closes the connection or uses another protocol; {_suggest_alternative(insecure)}; check the "
             "port, and try again if the server has just been started"
         ) from None
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):  # the latter for names such as server..org
         raise UserError(f"host {host!r} is unknown; check its spelling and this machine's network") from None
     except OSError as error:
         reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
@@ -71,21 +62,10 @@ def reach(
         connection.close()
     if answer.status != http.client.OK:
         raise UserError(f"{address} answers, but is not a SuperLink of Flower 1.41 or newer; check the port")
-    return ReachableSuperLink(address, until)
+    return expiry
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    """Split HOST:PORT; an IPv6 host may be in brackets."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit() or int(port) > 65535:
-        raise UserError(
-            f"{address!r} is neither a folder nor an address; expected a project folder, or HOST:PORT, for example "
-            "server.example.org:8443"
-        )
-    return host.strip("[]"), int(port)
-
-
-def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
+def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
     """Return a TLS context that trusts the given authority, or the system's authorities."""
     if root_certificates is None:
         return ssl.create_default_context()
@@ -95,9 +75,9 @@ def _tls_context(root_certificates: Path | None) -> ssl.SSLContext:
         raise UserError(
             f"{root_certificates} does not exist; ask the server's operator for the authority's certificate, ca.crt"
         ) from None
-    except (ssl.SSLError, IsADirectoryError):
+    except OSError:  # includes the errors of ssl
         raise UserError(
-            f"{root_certificates} is not a PEM certificate; expected the authority's certificate, ca.crt"
+            f"{root_certificates} is not a readable PEM certificate; expected the authority's certificate, ca.crt"
         ) from None
 
 

@@ -9,9 +9,9 @@ machine, given the addresses of their Runtime APIs. For a SuperLink with TLS, us
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
+from fedflat.deploy.flower.address import host_and_port
 from fedflat.deploy.flower.version import require_flower
 from fedflat.errors import UserError
 
@@ -22,19 +22,13 @@ def main(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     without_tls: dict[str, str | None] = dict.fromkeys(options.addresses)  # no certificate: None
     addresses = without_tls | dict(options.tls)  # address to certificate of the authority
-    if not addresses or not all(_is_address(address) for address in addresses):
-        raise UserError(
-            "expected addresses of Runtime APIs, for example: "
-            "python -m fedflat.deploy.flower.warm 127.0.0.1:8100 127.0.0.1:8101"
-        )
+    if not addresses:
+        raise UserError("no address is given; expected those of Runtime APIs, for example 127.0.0.1:8100")
+    for address in addresses:
+        host_and_port(address, "that of a Runtime API, for example 127.0.0.1:8100")
     from fedflat.deploy.flower.forks import serve_addresses
 
     serve_addresses(addresses)
-
-
-def _is_address(text: str) -> bool:
-    """Whether ``text`` has the form HOST:PORT with a valid port."""
-    return re.fullmatch(r".+:\d+", text) is not None and int(text.rpartition(":")[2]) < 2**16
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -91,8 +91,8 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
 
 def total_gradient_cost(updates: Iterable[Update]) -> GradientCost:
     """Return the cost of the gradients that clients computed before training."""
-    costs = [(update.numbers["backward_passes"], update.numbers["samples"]) for update in updates]
-    return GradientCost(*(int(sum(column)) for column in zip(*costs, strict=True)))
+    numbers = [update.numbers for update in updates]
+    return GradientCost.total([GradientCost(int(own["backward_passes"]), int(own["samples"])) for own in numbers])
 
 
 def report_of(update: Update, device: torch.device) -> ClientReport:

@@ -114,7 +114,7 @@ class SitesEngine:
     def _connected_clients(self, cohort: list[Client]) -> list[Client]:
         """Wait until enough of the cohort's nodes are connected, or the time is up, and return their clients.
 
-        The server knows only the number n of a site's examples, so the client's indices are 0 to n - 1.
+        The server knows only the number n of a site's examples. The client's indices are n zeros, which need no memory.
         """
         numbers = {client.number for client in cohort}
         needed = min(self.deployment.minimum, len(cohort))
@@ -123,7 +123,7 @@ class SitesEngine:
         )
         present = self.nodes.present
         return [
-            client._replace(indices=np.arange(present[client.number].examples))
+            client._replace(indices=np.broadcast_to(0, present[client.number].examples))
             for client in cohort
             if client.number in present
         ]
@@ -270,7 +270,7 @@ class RoundAttempt:
         """Return what honest updates of this cohort look like."""
         training, deployment = self.training, self.engine.deployment
         steps = {
-            client: len(training.plan.batches(training.seed, self.round, client, count))
+            client: training.plan.unlimited_steps(training.seed, self.round, client, count)
             for client, count in self._examples.items()
         }
         lr_sums = {count: self._lr_sum(count) for count in set(steps.values())}  # by number of steps

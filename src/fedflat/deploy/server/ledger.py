@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedflat.deploy.site.client_memory import INITIAL_STATE_VERSION
-from fedflat.experiment.store.files import create_folder, explain_os_error, read_log, write_atomically
+from fedflat.experiment.store.files import DamagedFile, append, create_folder, read_log, sync, write_atomically
 
 LEDGER = "participation.jsonl"
 """File in the run folder."""
@@ -29,7 +28,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[dict[str, Any]] = _complete_lines(path)
+        self.lines = _read_lines(path)
         counter = path.parent / PRIVATE_ROUNDS
         self.private_rounds = int(json.loads(counter.read_text())["rounds"]) if counter.exists() else 0
 
@@ -84,10 +83,8 @@ class Ledger:
         if len(earlier) < len(self.lines) or not is_intact:  # lines to drop, or a line cut off by a kill
             write_atomically(self.path, _to_text([*earlier, new_line]))
         else:
-            with explain_os_error(self.path), self.path.open("a") as file:
-                file.write(_to_text([new_line]))
-                file.flush()
-                os.fsync(file.fileno())
+            append(self.path, _to_text([new_line]))
+            sync(self.path)
         self.lines = [*earlier, new_line]
 
 
@@ -124,7 +121,10 @@ def _to_text(lines: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def _complete_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a file, without a last one that was cut off when the process was killed."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a ledger, none of which may be damaged: the versions of clients' states follow from them."""
+    lines = read_log(path, {"round": int, "accepted": list})
+    intact = [line for line in lines if line is not None]
+    if len(intact) < len(lines):
+        raise DamagedFile(f"{path} is damaged; restore it, or choose another deploy.out")
+    return intact

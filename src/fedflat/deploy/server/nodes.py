@@ -16,6 +16,7 @@ from fedflat.deploy.trust.identity import Identity
 from fedflat.deploy.trust.signatures import AllowedSite, receipt_flaw
 from fedflat.display import names_by_reason
 from fedflat.errors import UserError
+from fedflat.setting_names import MAX_COUNT
 
 log = logging.getLogger("flwr")
 POLL, LONGEST_POLL, SLOWDOWN = 0.2, 2.0, 1.3
@@ -27,6 +28,8 @@ GREETING_TTL = 120.0
 PULLED_AT_ONCE = 2
 """Answers that are pulled together: Flower holds all of them in memory."""
 NOT_CONNECTED = "its node is not connected, or was rejected"
+LONGEST_REASON = 4000
+"""Characters of a site's text that are stored and logged."""
 
 
 class Absences(NamedTuple):
@@ -193,7 +196,7 @@ class Nodes:
             node, content, _ = self._greetings.pop(number)
             reason = answer if isinstance(answer, str) else self._join(node, content, answer)
             if reason:
-                self.rejected[node] = reason
+                self.rejected[node] = _printable(reason)
             else:  # earlier nodes of this client no longer matter
                 former = {other for other, client in self._client_of.items() if client == self._client_of[node]}
                 self.rejected = {other: why for other, why in self.rejected.items() if other not in former}
@@ -215,8 +218,8 @@ class Nodes:
             return differences
         if not isinstance(client, int) or not 0 <= client < self._clients:
             return f"it claims to be client {client!r}; expected 0 to {self._clients - 1}"
-        if not isinstance(examples, int) or examples < 1:
-            return f"it claims to have {examples!r} examples; expected at least one"
+        if not isinstance(examples, int) or not 1 <= examples <= MAX_COUNT:
+            return f"it claims to have {examples!r} examples; expected 1 to {MAX_COUNT}"
         if self._sites is not None and client not in self._sites:
             return f"it claims to be client {client}, which is not in the list of sites"
         if flaw:
@@ -277,12 +280,12 @@ class Nodes:
                 client = client_of[node]
                 reason = answer if isinstance(answer, str) else refusal_reason(answer)
                 if isinstance(answer, str) or reason is not None:
-                    missing[client] = str(reason)
+                    missing[client] = _printable(str(reason))
                     if not isinstance(answer, str):  # restarted under its old id, the node has changed: greet it as new
                         self._settled.discard(node)
                         self._known.discard(node)
                 elif flaw := receipt_flaw(answer, by_node[node], self.site(client)) or receive(client, answer):
-                    rejected[client] = flaw
+                    rejected[client] = _printable(flaw)
                 else:
                     valid += 1
             if quorum is not None and valid >= quorum:
@@ -324,3 +327,8 @@ class Nodes:
                 else:
                     answer = reply.content
                 yield reply.metadata.reply_to_message_id, answer
+
+
+def _printable(text: str) -> str:
+    """Return the text of a site on one line: line breaks and control characters could forge lines of the log."""
+    return "".join(character if character.isprintable() else " " for character in text[:LONGEST_REASON])

@@ -28,7 +28,7 @@ from fedflat.deploy.flower.wire import (
     refusal,
     tensors_of,
 )
-from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
 from fedflat.deploy.site.client_memory import ClientMemory, require_writable
 from fedflat.deploy.site.policy import SCORES, SitePolicy
 from fedflat.deploy.site.secure_aggregation import SiteSum, summable
@@ -39,8 +39,8 @@ from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
 
 log = logging.getLogger("flwr")
-PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\][^\s'",;()]*""")
-"""An absolute path, or one in the home folder."""
+PATH = re.compile(r"""(?<![\w.~])(~|[A-Za-z]:)?[/\\]([^\s'",;()]| (?=[^'",;()]*[/\\]))*""")
+"""An absolute path, or one in the home folder. A space belongs to the path if a further separator follows."""
 RECEIVED = "fedflat"
 """Key in a node's context: the arrays of the first phase of a round, which are not sent again."""
 
@@ -107,17 +107,16 @@ class _Task(NamedTuple):
         return dict(self.message.content.config_records[HEADER])
 
     @property
-    def is_secure(self) -> bool:
-        """Whether the server may see only sums of the answers."""
-        return deployment_of(self.context.run_config).secure_aggregation
+    def deployment(self) -> Deployment:
+        """The deployment's settings in the run config."""
+        return deployment_of(self.context.run_config)
 
     def open_sum(self, kind: str) -> SiteSum | None:
         """Return the sum that the answer belongs to, before any work on it; None without secure aggregation."""
-        deployment = deployment_of(self.context.run_config)
-        if not deployment.secure_aggregation:
+        if not self.deployment.secure_aggregation:
             return None
         algorithm = experiment_of(self.context.run_config).algorithm
-        require_support(self.site.training, self.site.problem, algorithm, deployment)
+        require_support(self.site.training, self.site.problem, algorithm, self.deployment)
         secure_sum = SiteSum(self.message.content, self.context, self.policy)
         secure_sum.open(kind, len(self.site.indices))
         return secure_sum
@@ -140,39 +139,26 @@ def _load_own_data(data: Callable[..., Dataset], client: int, node_config: Mappi
 
 
 def _reply(message: Message, context: Context, work: Callable[[Message, Context, SitePolicy], RecordDict]) -> Message:
-    """Reply to a message that the site's policy permits, with the result of ``work`` and a signed receipt."""
-    policy: SitePolicy | None = None
+    """Reply to a message that the site's policy permits, with the result of ``work`` and a signed receipt.
 
-    def permitted() -> RecordDict:
-        nonlocal policy
+    If there is no result, the reply is a refusal that says why. Error messages may contain paths of the site, or even
+    data. They are logged here and not sent, except the messages of fedflat, from which paths are removed.
+    """
+    policy: SitePolicy | None = None
+    try:
         policy = SitePolicy.of(context)
         policy.require_compliance(context)
-        return work(message, context, policy)
-
-    records = _answer(permitted)
+        records = work(message, context, policy)
+    except UserError as error:
+        log.error("fedflat: %s", error)
+        records = refusal(error.public if isinstance(error, UnreadableData) else without_paths(str(error)))
+    except Exception as error:
+        log.exception("fedflat: this node cannot answer")
+        records = refusal(f"{type(error).__name__} at the site, whose SuperNode has the details in its log")
     if policy is not None and REFUSAL in records:  # the server's log names the site
         records[HEADER] = ConfigRecord({CLIENT: policy.client})
     add_receipt(records, message.content, policy.key if policy else None)
     return Message(records, reply_to=message)
-
-
-def _answer(work: Callable[[], RecordDict]) -> RecordDict:
-    """Return the result of ``work``, or a refusal that says why there is none.
-
-    Error messages may contain paths of the site, or even data. They are logged here and not sent, except the messages
-    of fedflat, from which paths are removed.
-    """
-    try:
-        return work()
-    except UnreadableData as error:
-        log.error("fedflat: %s", error)
-        return refusal(error.public)
-    except UserError as error:
-        log.error("fedflat: %s", error)
-        return refusal(without_paths(str(error)))
-    except Exception as error:
-        log.exception("fedflat: this node cannot answer")
-        return refusal(f"{type(error).__name__} at the site, whose SuperNode has the details in its log")
 
 
 def without_paths(text: str) -> str:
@@ -180,6 +166,8 @@ def without_paths(text: str) -> str:
 
     >>> without_paths('cannot write to /home/ann/state (read-only); use state="/path"')
     'cannot write to [path] (read-only); use state="[path]"'
+    >>> without_paths("cannot read the key /home/ann smith/site.key (no such file)")
+    'cannot read the key [path] (no such file)'
     """
     return PATH.sub("[path]", text)
 
@@ -195,12 +183,12 @@ def _arrays(task: _Task) -> ArrayRecord:
 def _join(task: _Task) -> RecordDict:
     """Answer the server's greeting with the site's identity; raises ``UserError`` if the site cannot take part."""
     site = task.site
-    identity = site.identity()
-    if site.has_state or site.has_local_privacy or task.is_secure:
+    identity, is_secure = site.identity(), task.deployment.secure_aggregation
+    if site.has_state or site.has_local_privacy or is_secure:
         require_writable(site.folder)
     if site.has_own_data and (advice := own_statistics_advice(site.problem.data)):
         log.warning("fedflat: %s", advice)
-    if task.is_secure and task.policy.sites is None:
+    if is_secure and task.policy.sites is None:
         log.warning(
             "fedflat: this node trusts the server not to invent other sites; to check their keys, add "
             "'sites=\"sites.txt\"' to its --node-config"

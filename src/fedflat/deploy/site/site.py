@@ -27,6 +27,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import build_problem
+from fedflat.experiment.store.files import locked
 
 log = logging.getLogger("flwr")
 STATISTICS = "statistics"
@@ -161,13 +162,14 @@ class Site:
         """
         privacy = self.training.privacy
         assert privacy is not None
-        answers = memory.answers()
-        if privacy.exceeds_budget(answers + 1):
-            raise UserError(
-                f"client {self.client} has answered {answers} training requests of this run; another answer would "
-                f"exceed epsilon={privacy.budget:g} of federation.privacy"
-            )
-        answers = memory.count_answer()
+        with locked(memory.folder, wait=True):  # Flower may handle two messages at the same time
+            answers = memory.answers()
+            if privacy.exceeds_budget(answers + 1):
+                raise UserError(
+                    f"client {self.client} has answered {answers} training requests of this run; another answer would "
+                    f"exceed epsilon={privacy.budget:g} of federation.privacy"
+                )
+            answers = memory.count_answer()
         log.info("fedflat: answer %d of this site to the run, epsilon %.3g", answers, privacy.epsilon(answers))
 
     def _saved_state(self, memory: ClientMemory, state_version: int) -> dict[str, Tensor]:

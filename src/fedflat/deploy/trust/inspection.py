@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedflat.experiment.stopping import MAX_LOSS
+
 LR_SUM = "lr_sum"
 """Name of the sum of the learning rates over a client's local steps."""
 NUMBERS = (LR_SUM, "loss", "steps", "backward_passes", "samples", "examples")
@@ -24,6 +26,8 @@ ROUNDING = 1e-3
 """Relative difference by which a number computed at a site may deviate from the server's own."""
 ENOUGH_TO_COMPARE = 3
 """Fewest updates whose median norm is meaningful."""
+LARGEST_COST = 1e15
+"""Most backward passes, and most examples in them, that a client may report for a round."""
 
 
 class Update(NamedTuple):
@@ -128,13 +132,14 @@ def find_wrong_number(update: Update, expected: ExpectedUpdates) -> str:
         return f"it claims {numbers['steps']:g} steps, but {examples} examples make {steps}"
     if not math.isclose(numbers[LR_SUM], lr_sum, rel_tol=ROUNDING):
         return f"its learning rates sum to {numbers[LR_SUM]:g}, not {lr_sum:g}"
-    if numbers["backward_passes"] < 0 or numbers["samples"] < 0:
-        return "it claims a negative number of backward passes or samples"
+    for name in ("backward_passes", "samples"):
+        if not 0 <= numbers[name] <= LARGEST_COST:
+            return f"it claims {numbers[name]:g} {name.replace('_', ' ')}"
     return ""
 
 
 def find_outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
-    """Find updates of which an array has a norm over ``bound`` times the cohort's median norm of that array.
+    """Find updates whose loss is that of a diverged run, or with a norm over ``bound`` times the cohort's median norm.
 
     Scalars are compared only if they belong to the drift correction. The others have no common scale, e.g. cosines.
 
@@ -144,6 +149,11 @@ def find_outliers(updates: Sequence[Update], bound: float) -> dict[int, str]:
     if len(updates) < ENOUGH_TO_COMPARE:
         return {}
     refused: dict[int, str] = {}
+    losses = {update.client: update.numbers["loss"] / max(update.numbers["steps"], 1) for update in updates}
+    typical = median(losses.values())
+    for client, loss in losses.items():
+        if abs(loss) >= MAX_LOSS > abs(typical):  # it would end the run as diverged
+            refused[client] = f"its mean loss is {loss:.3g}, but the cohort's median is {typical:.3g}"
     for name, array in updates[0].arrays.items():
         if not array.shape and not name.startswith("drift."):
             continue
