@@ -151,11 +151,12 @@ def _is_writable(data_dir: Path) -> bool:
 
 def _remove_abandoned(root: Path) -> None:
     """Remove temporary folders in ``root`` whose process, on this machine, was killed while writing."""
-    prefix = f".writing-{socket.gethostname()}-"
-    for folder in root.glob(f"{prefix}*"):
-        process_id = int(folder.name.removeprefix(prefix).partition("-")[0])
+    for folder in root.glob(".writing-*"):
+        host, process_id, _ = folder.name.removeprefix(".writing-").rsplit("-", 2)  # names of hosts may contain hyphens
+        if host != socket.gethostname():
+            continue
         try:
-            os.kill(process_id, 0)  # signal 0 only checks that the process exists
+            os.kill(int(process_id), 0)  # signal 0 only checks that the process exists
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
         except PermissionError:  # the process exists, but belongs to another user
