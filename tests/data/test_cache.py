@@ -57,6 +57,8 @@ def test_a_full_disk_raises_a_clear_error(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"mine-ffff\w* \(No space left on device\).*FEDFLAT_DATA"):
         cache_entry(tmp_path, "mine", "f" * 64, full)
+    with pytest.raises(FileNotFoundError, match=r"absent\.json"):  # not a problem of the disk
+        cache_entry(tmp_path, "mine", "f" * 64, lambda side: (tmp_path / "absent.json").read_text())
     assert left_in(tmp_path) == []
 
 

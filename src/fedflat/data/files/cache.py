@@ -67,6 +67,8 @@ def cache_entry(
             if not entry.is_dir():  # otherwise another process wrote the same entry first
                 raise
     except OSError as error:
+        if error.filename is not None and not Path(error.filename).is_relative_to(root):
+            raise  # ``write`` cannot read its input
         raise UserError(
             f"cannot write {entry} ({error.strerror or error}); free disk space there, or set FEDFLAT_DATA"
         ) from error
