@@ -65,7 +65,7 @@ def test_files_are_tokenised_once_and_mapped(tmp_path: Path, monkeypatch: pytest
     assert len(load(text, tmp_path / "data").train) > 8
     (tmp_path / "split").mkdir()
     (tmp_path / "split" / "train.csv").write_text('text,label\n"a, b",1\n"c\nd",0\n', encoding="utf-8")
-    (tmp_path / "split" / "test.csv").write_text("text,label\nq,1\n", encoding="utf-8")
+    (tmp_path / "split" / "test.csv").write_text("text,label\nq,1\n", encoding="utf-8-sig")  # as Excel writes it
     table = load(f"text(path={tmp_path / 'split'},target=label)", tmp_path / "data")
     assert [decoded(row) for row in table.train.inputs] == ["a, b.", "c\nd."] and table.test.targets.tolist() == [1]
     (tmp_path / "book.txt").write_text("to be\n\nor not\n" * 5, encoding="utf-8")

@@ -116,7 +116,8 @@ class TextFiles(DatasetSource):
 def _read_file(file: Path) -> Iterator[Row]:
     """Yield the rows of a file, one at a time."""
     try:
-        with file.open(encoding="utf-8", newline="" if file.suffix == ".csv" else None) as stream:
+        # Excel begins UTF-8 files with a byte order mark, which utf-8-sig drops.
+        with file.open(encoding="utf-8-sig", newline="" if file.suffix == ".csv" else None) as stream:
             if file.suffix == ".csv":
                 yield from csv.DictReader(stream)
                 return
