@@ -117,6 +117,16 @@ def test_invalid_texts_are_rejected(rows: list[Any], options: str, message: str,
         load(f"text(path={file},{options})" if options else str(file), tmp_path / "data")
 
 
+@pytest.mark.parametrize("kind", [str, dict, "DataFrame"])
+def test_collections_of_other_things_than_texts_are_rejected(kind: Any) -> None:
+    columns = {"text": ["ab", "xyz"], "label": [0, 1]}
+    train = pytest.importorskip("pandas").DataFrame(columns) if kind == "DataFrame" else kind(columns)
+    with pytest.raises(UserError, match=rf"train is a {type(train).__name__}; expected a list of texts"):
+        from_texts(train)
+    with pytest.raises(UserError, match="test is a"):
+        from_texts(ROWS, train)
+
+
 def test_other_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n{"text"\n', encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes("\xe9t\xe9".encode("latin-1"))
