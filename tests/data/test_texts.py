@@ -71,6 +71,9 @@ def test_files_are_tokenised_once_and_mapped(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "book.txt").write_text("to be\n\nor not\n" * 5, encoding="utf-8")
     book = load(str(tmp_path / "book.txt"), tmp_path / "data")
     assert isinstance(book.train.targets, MappedTensor) and decoded(book.train.inputs[0]).startswith("to be.or not.to")
+    (tmp_path / "novels.csv").write_text("text\n" + ("a" * 140_000 + "\n") * 5, encoding="utf-8")
+    novels = load(f"text(path={tmp_path / 'novels.csv'},length=1000)", tmp_path / "data")
+    assert (len(novels.train), len(novels.test)) == (561, 140)
 
 
 def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

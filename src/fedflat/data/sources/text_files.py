@@ -22,6 +22,8 @@ from fedflat.text import param
 SUFFIXES = (".jsonl", ".txt")
 """A dataset text with one of these suffixes is the path of a file of texts."""
 READABLE = (*SUFFIXES, ".csv")
+MAX_CSV_FIELD = 2**31 - 1
+"""Largest number of characters in a CSV field; Python's limit is 131,072 by default."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def _read_file(file: Path) -> Iterator[Row]:
         # Excel begins UTF-8 files with a byte order mark, which utf-8-sig drops.
         with file.open(encoding="utf-8-sig", newline="" if file.suffix == ".csv" else None) as stream:
             if file.suffix == ".csv":
+                csv.field_size_limit(MAX_CSV_FIELD)
                 yield from csv.DictReader(stream)
                 return
             for number, line in enumerate(stream, 1):
