@@ -242,6 +242,9 @@ class Pictures:
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 20
+
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
         for image, label in zip(IMAGES, LABELS, strict=True):
             yield torch.from_numpy(image).float() / 255, torch.tensor(label), "ann" if label else "bob"
