@@ -69,7 +69,8 @@ def test_files_are_tokenised_once_and_mapped(tmp_path: Path, monkeypatch: pytest
     table = load(f"text(path={tmp_path / 'split'},target=label)", tmp_path / "data")
     assert [decoded(row) for row in table.train.inputs] == ["a, b.", "c\nd."] and table.test.targets.tolist() == [1]
     (tmp_path / "book.txt").write_text("to be\n\nor not\n" * 5, encoding="utf-8")
-    book = load(str(tmp_path / "book.txt"), tmp_path / "data")
+    (tmp_path / "BOOK.TXT").write_text((tmp_path / "book.txt").read_text())
+    book = load(str(tmp_path / "BOOK.TXT"), tmp_path / "data")
     assert isinstance(book.train.targets, MappedTensor) and decoded(book.train.inputs[0]).startswith("to be.or not.to")
     (tmp_path / "novels.csv").write_text("text\n" + ("a" * 140_000 + "\n") * 5, encoding="utf-8")
     novels = load(f"text(path={tmp_path / 'novels.csv'},length=1000)", tmp_path / "data")

@@ -89,7 +89,7 @@ class ArrayFiles(DatasetSource):
             raise UserError(f"{path} does not exist{similar_file(path)}; {expected}")
         if not is_table(path):
             self._reject_table_options(path)
-        if path.suffix == ".npz" and path.is_file():
+        if path.suffix.lower() == ".npz" and path.is_file():
             arrays = _read_npz(path, data_dir)
         elif is_table(path):
             arrays = read_table(path, **{name: getattr(self.options, name) for name in TABLE_OPTIONS}, numbers=numbers)
