@@ -277,6 +277,9 @@ def test_no_validation_by_default() -> None:
     for share in (-0.1, 1.0):
         with pytest.raises(UserError, match="at least 0 and below 1"):
             make_partition("iid", CIFAR_LIKE, 10, 10, 0, validation=share)
+    for text in ("centralised", "virtual(clients=3)", "iid+longtail"):
+        with pytest.raises(UserError, match=r"share of 0\.6 leaves no training examples"):
+            make_partition(text, np.arange(5), 5, None, 0, validation=0.6)
 
 
 def test_natural_clients_are_the_groups() -> None:

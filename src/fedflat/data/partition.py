@@ -290,11 +290,12 @@ def make_partition(
     labels, num_classes = _labels_for(spec, targets, num_classes)
     validation_set = validation_positions(labels, validation, _generator(seed, _VALIDATION_STREAM))
     training_set = np.setdiff1d(np.arange(len(labels)), validation_set)
+    if not len(training_set):
+        raise UserError(f"a validation share of {validation} leaves no training examples; choose a smaller one")
     positions = training_set
     for modifier in spec.modifiers.values():
-        if len(positions):
-            rng = _generator(seed, modifier.stream)
-            positions = positions[modifier.select_examples(labels[positions], num_classes, rng)]
+        rng = _generator(seed, modifier.stream)
+        positions = positions[modifier.select_examples(labels[positions], num_classes, rng)]
     dropped = np.setdiff1d(training_set, positions)
     superclasses = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
     data = LabelledExamples(labels[positions], num_classes, coarse=superclasses, positions=positions, total=len(labels))
