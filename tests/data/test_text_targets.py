@@ -56,3 +56,5 @@ def test_every_group_has_a_name_or_none_has() -> None:
     examples = Examples(torch.zeros(2, 3), torch.tensor([0, 0]), torch.tensor([0, 2]))
     with pytest.raises(UserError, match="group 2, but only 2 group names"):
         Dataset("mine", examples, examples, ("a",), kind="vector", group_names=("x", "y"))
+    with pytest.raises(UserError, match=r"groups of the training set of mine have shape \(2, 1\); expected one"):
+        from_arrays(np.zeros((2, 3)), [0, 0], np.zeros((2, 3)), [0, 0], name="mine", train_groups=np.zeros((2, 1), int))
