@@ -128,7 +128,7 @@ def _to_targets(
         targets = [torch.as_tensor(as_native(values)) for values in (train, test)]
         # As for inputs, float64 stays, and each run converts the targets to its precision.
         dtype = torch.float64 if all(values.dtype == torch.float64 for values in targets) else torch.float32
-        targets = [values.to("cpu", dtype, copy=True) for values in targets]
+        targets = [values.to(dtype, copy=True) for values in targets]
         return targets, () if classes is None else classes
     elif kind != "text" and _are_multi_labels(train, test):
         targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train, test)]
@@ -219,7 +219,7 @@ def encode_labels(
 
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
-    """Return a tensor unchanged, and anything else as an array in native byte order, the only one torch supports.
+    """Return a tensor on the CPU, without its graph, or an array in native byte order, the only one torch supports.
 
     Raises a ``UserError`` if examples differ in shape, or if ``values`` is a single value.
     """
@@ -230,7 +230,7 @@ def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
     if not array.ndim:
         raise UserError(f"expected an array with one entry per example, but got the single value {values!r}")
     if isinstance(array, torch.Tensor):
-        return array
+        return (array.detach() if array.requires_grad else array).cpu()
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -285,7 +285,7 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
         name: name of the dataset, for messages.
     """
     path = _mapped_file(values)
-    inputs = numeric_tensor(values, name).cpu() if path is None else open_mapped(path)
+    inputs = numeric_tensor(values, name) if path is None else open_mapped(path)
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:
         with_channel = inputs.unsqueeze(1)
         inputs = MappedTensor.of(with_channel, inputs.path) if isinstance(inputs, MappedTensor) else with_channel
@@ -330,7 +330,7 @@ def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
         owner: whose data it is, for messages, e.g. ``client 3``.
     """
     try:
-        inputs, targets = (torch.as_tensor(as_native(values)).detach().cpu() for values in pair)
+        inputs, targets = (torch.as_tensor(as_native(values)) for values in pair)
     except (TypeError, ValueError, RuntimeError, UserError):
         raise UserError(f"{owner} is not a pair (inputs, targets); expected two arrays of equal length") from None
     if not inputs.ndim or len(inputs) != len(targets) or not len(inputs):
