@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Dataset, Examples, describe, from_arrays
+from fedflat.data import Dataset, Examples, describe, from_arrays, from_clients
 from fedflat.errors import UserError
 
 TOKENS = torch.arange(12).view(3, 4) % 5
@@ -48,6 +48,10 @@ def test_labels_and_groups_may_be_words() -> None:
     )
     assert dataset.group_names == ("ann", "bob", "zoe") and dataset.train.groups is not None
     assert dataset.train.groups.tolist() == [2, 0, 2]
+    pairs = [(np.zeros((2, 3)), ["no", "yes"]), (np.zeros((1, 3)), ["maybe"])]
+    assert from_clients(pairs).train.targets.tolist() == [1, 2, 0]
+    with pytest.raises(UserError, match=r"targets of client 1 have shape \(1,\), those of client 0 \(\)"):
+        from_clients([pairs[0], (np.zeros((1, 3)), [["maybe"]])])
     with pytest.raises(UserError, match="training labels and the test labels"):
         from_arrays(np.zeros((1, 2)), ["no"], np.zeros((1, 2)), [1])
 

@@ -162,15 +162,16 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
     if not len(clients):
         raise UserError("there are no clients; expected a list of pairs (inputs, targets)")
     pairs = [_to_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
-    shapes = [tuple(inputs.shape[1:]) for inputs, _ in pairs]
-    for number, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            raise UserError(
-                f"the inputs of client {number} have shape {shape}, those of client 0 {shapes[0]}; "
-                "expected one shape for all clients"
-            )
+    for what, arrays in zip(("inputs", "targets"), zip(*pairs, strict=True), strict=True):
+        shapes = [tuple(values.shape[1:]) for values in arrays]
+        for number, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise UserError(
+                    f"the {what} of client {number} have shape {shape}, those of client 0 {shapes[0]}; "
+                    "expected one shape for all clients"
+                )
     inputs = torch.cat([inputs for inputs, _ in pairs])
-    targets = torch.cat([targets for _, targets in pairs])
+    targets = np.concatenate([targets for _, targets in pairs])
     groups = np.repeat(np.arange(len(pairs)), [len(targets) for _, targets in pairs])
     test_pair = (inputs, targets) if test is None else _to_pair(test, "the test set")
     return from_arrays(inputs, targets, *test_pair, name=name, train_groups=groups, **options)
@@ -322,18 +323,19 @@ def _infer_kind(name: str, inputs: torch.Tensor) -> Kind:
     return "vector" if inputs.is_floating_point() else "text"
 
 
-def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert a pair (inputs, targets) to CPU tensors and check that both have the same length, at least 1.
+def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+    """Convert a pair (inputs, targets) to a tensor and an array, whose targets may be words, of equal length above 0.
 
     Args:
         pair: two arrays, or anything that numpy or torch can convert.
         owner: whose data it is, for messages, e.g. ``client 3``.
     """
     try:
-        inputs, targets = (torch.as_tensor(as_native(values)) for values in pair)
+        values, labels = pair
+        inputs, targets = torch.as_tensor(as_native(values)), np.asarray(as_native(labels))
     except (TypeError, ValueError, RuntimeError, UserError):
         raise UserError(f"{owner} is not a pair (inputs, targets); expected two arrays of equal length") from None
-    if not inputs.ndim or len(inputs) != len(targets) or not len(inputs):
+    if len(inputs) != len(targets) or not len(inputs):
         shapes = " and ".join(str(tuple(values.shape)) for values in (inputs, targets))
         raise UserError(f"{owner} has inputs and targets of shapes {shapes}; expected equal lengths of at least 1")
     return inputs, targets
