@@ -12,6 +12,13 @@ from fedflat.errors import UserError
 TOKENS = torch.arange(12).view(3, 4) % 5
 
 
+def test_tokens_may_be_integers_of_any_size() -> None:
+    for dtype in ("int8", "uint16", "int32"):
+        data = from_arrays(TOKENS.numpy().astype(dtype), TOKENS, TOKENS[:1].numpy().astype(dtype), TOKENS[:1])
+        assert data.kind == "text" and data.train.inputs.tolist() == TOKENS.tolist()
+        assert data.train.inputs.dtype == (torch.int32 if dtype == "int32" else torch.int64)
+
+
 def test_text_may_have_a_target_per_position() -> None:
     dataset = from_arrays(TOKENS, TOKENS, TOKENS[:1], TOKENS[:1], name="words")
     assert dataset.kind == "text" and dataset.train.targets.shape == (3, 4) and dataset.num_classes == 5

@@ -292,6 +292,8 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
         inputs = MappedTensor.of(with_channel, inputs.path) if isinstance(inputs, MappedTensor) else with_channel
     if inputs.ndim == 4 and not inputs.is_floating_point() and inputs.dtype != torch.uint8:
         raise UserError(f"the images of {name} are {inputs.dtype}; expected uint8 from 0 to 255, or float32")
+    if not inputs.is_floating_point() and inputs.dtype not in (torch.bool, torch.uint8, torch.int32, torch.int64):
+        inputs = inputs.long()  # embeddings accept no other integers
     # float64 stays for engine.precision=float64; other runs round each batch to float32.
     if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype not in FLOATS):
         inputs = inputs.float()
