@@ -148,6 +148,8 @@ def test_without_test_arrays_every_fifth_of_a_class_is_tested_on(tmp_path: Path)
     [
         ({"a": LABELS}, r"mine\.npz .*array train_inputs.*: a$"),
         ({}, "array train_inputs.*none"),
+        ({"inputs": IMAGES[:8], "targets": LABELS[:8]}, "too few examples to test on every fifth of a class; add"),
+        ({"inputs": IMAGES[:4], "targets": LABELS[:4] / 2}, "too few examples to test on every fifth; add"),
         ({"inputs": IMAGES}, "array train_targets.*inputs"),
         ({k: v for k, v in FOUR.items() if k != "test_targets"}, "array test_targets.*test_inputs"),
         (FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])}, "label 6;.* 0 to 1"),
