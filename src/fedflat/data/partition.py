@@ -43,22 +43,17 @@ PARTITIONERS: Registry[type[Partitioner]] = Registry("partition", see="fedflat d
 """Partitioners by name."""
 PARTITION_MODIFIERS: Registry[type[PartitionModifier]] = Registry("partition modifier", see="fedflat data list")
 """Modifiers by name, in the order in which they are applied."""
-
-_BUILT_IN: dict[str, type[Partitioner]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "dirichlet-reuse": DirichletReuse,
-    "dirichlet-classwise": DirichletClasswise,
-    "dirichlet-lda": DirichletLda,
-    "pathological": Pathological,
-    "pachinko": Pachinko,
-    "natural": Natural,
-    "virtual": Virtual,
-    "listed": Listed,
-    "centralised": Centralised,
-}
-for _name, _partitioner in _BUILT_IN.items():
-    PARTITIONERS.register(_name, _partitioner)
+PARTITIONERS.register("iid", Iid)
+PARTITIONERS.register("dirichlet", Dirichlet)
+PARTITIONERS.register("dirichlet-reuse", DirichletReuse)
+PARTITIONERS.register("dirichlet-classwise", DirichletClasswise)
+PARTITIONERS.register("dirichlet-lda", DirichletLda)
+PARTITIONERS.register("pathological", Pathological)
+PARTITIONERS.register("pachinko", Pachinko)
+PARTITIONERS.register("natural", Natural)
+PARTITIONERS.register("virtual", Virtual)
+PARTITIONERS.register("listed", Listed)
+PARTITIONERS.register("centralised", Centralised)
 PARTITION_MODIFIERS.register("longtail", LongTail)
 PARTITION_MODIFIERS.register("held-out", HeldOut)
 
