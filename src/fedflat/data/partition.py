@@ -284,14 +284,14 @@ def make_partition(
         raise UserError(f"the partition seed is {seed}; expected at least 0")
     labels, num_classes = _labels_for(spec, targets, num_classes)
     validation_set = validation_positions(labels, validation, _generator(seed, _VALIDATION_STREAM))
-    training_set = np.setdiff1d(np.arange(len(labels)), validation_set)
+    training_set = np.setdiff1d(np.arange(len(labels)), validation_set, assume_unique=True)
     if not len(training_set):
         raise UserError(f"a validation share of {validation} leaves no training examples; choose a smaller one")
     positions = training_set
     for modifier in spec.modifiers.values():
         rng = _generator(seed, modifier.stream)
         positions = positions[modifier.select_examples(labels[positions], num_classes, rng)]
-    dropped = np.setdiff1d(training_set, positions)
+    dropped = np.setdiff1d(training_set, positions, assume_unique=True)
     superclasses = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
     data = LabelledExamples(labels[positions], num_classes, coarse=superclasses, positions=positions, total=len(labels))
     if groups is not None:  # number the natural clients 0, 1, ...
