@@ -57,6 +57,8 @@ def test_a_full_disk_raises_a_clear_error(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"mine-ffff\w* \(No space left on device\).*FEDFLAT_DATA"):
         cache_entry(tmp_path, "mine", "f" * 64, full)
+    with pytest.raises(FileNotFoundError, match=r"absent\.json"):  # not a problem of the disk
+        cache_entry(tmp_path, "mine", "f" * 64, lambda side: (tmp_path / "absent.json").read_text())
     assert left_in(tmp_path) == []
 
 
@@ -77,12 +79,12 @@ def test_folders_of_killed_processes_are_removed_and_those_of_running_ones_kept(
         number: f".writing-{host}-{number}-00"
         for host, number in ((socket.gethostname(), gone.pid), (socket.gethostname(), os.getppid()))
     }
-    elsewhere = f".writing-{socket.gethostname()}x-{gone.pid}-00"
-    for name in (*names.values(), elsewhere):
+    elsewhere = [f".writing-{socket.gethostname()}{suffix}-{gone.pid}-00" for suffix in ("x", f"-{gone.pid}", "-gpu")]
+    for name in (*names.values(), *elsewhere):
         (tmp_path / "decoded" / name).mkdir(parents=True)
         (tmp_path / "decoded" / name / "half.npy").touch()
     cache_entry(tmp_path, "mine", "f" * 64, hello)
-    assert left_in(tmp_path) == sorted([names[os.getppid()], elsewhere, "mine-ffffffffffffffff"])
+    assert left_in(tmp_path) == sorted([names[os.getppid()], *elsewhere, "mine-ffffffffffffffff"])
 
 
 def test_entries_of_a_read_only_folder_go_to_the_user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

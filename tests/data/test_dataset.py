@@ -66,6 +66,12 @@ def test_words_are_numbered_by_the_classes_where_these_are_given() -> None:
         from_arrays(images(2), ["dog", "cta"], images(1), ["dog"], name="mine", classes=["dog", "cat"])
 
 
+def test_tensors_with_a_graph_are_arrays() -> None:
+    inputs, targets = torch.eye(4, requires_grad=True), torch.arange(4.0, requires_grad=True)
+    dataset = from_arrays(inputs, 2 * targets, inputs, 2 * targets)
+    assert not dataset.train.inputs.requires_grad and dataset.train.targets.tolist() == [0, 2, 4, 6]
+
+
 def test_tables_of_pandas_are_arrays() -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"a": [0.5, 1.5], "b": [1.0, 2.0], "kind": ["dog", "cat"]})

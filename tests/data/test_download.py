@@ -8,7 +8,9 @@ import hashlib
 import io
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +32,7 @@ class Publisher(ThreadingHTTPServer):
         self.cuts: list[int] = []
         self.ranges: list[str | None] = []
         self.knows_ranges = True
+        self.pause = 0.0
 
     @property
     def url(self) -> str:
@@ -53,7 +56,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if wanted and self.server.knows_ranges else 200)
         self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
-        self.wfile.write(body[start:][: self.server.cuts.pop(0) if self.server.cuts else None])
+        rest = body[start:][: self.server.cuts.pop(0) if self.server.cuts else None]
+        for position in range(0, len(rest), 5000):
+            self.wfile.write(rest[position : position + 5000])
+            time.sleep(self.server.pause)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -115,6 +121,14 @@ def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, pub
     download_source(cifar.source, cifar.folder)
     assert publisher.ranges == [f"bytes={100 * ATTEMPTS}-"]
     assert files_below(cifar.folder) == set(cifar.source.files)
+
+
+def test_processes_that_need_the_same_file_download_it_once(cifar: SimpleNamespace, publisher: Publisher) -> None:
+    publisher.pause = 0.01
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(download_source, cifar.source, cifar.folder) for _ in range(3)]:
+            done.result()
+    assert publisher.ranges == [None] and files_below(cifar.folder) == set(cifar.source.files)
 
 
 def test_a_server_without_ranges_starts_over(cifar: SimpleNamespace, publisher: Publisher) -> None:

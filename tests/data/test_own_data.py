@@ -148,6 +148,8 @@ def test_without_test_arrays_every_fifth_of_a_class_is_tested_on(tmp_path: Path)
     [
         ({"a": LABELS}, r"mine\.npz .*array train_inputs.*: a$"),
         ({}, "array train_inputs.*none"),
+        ({"inputs": IMAGES[:8], "targets": LABELS[:8]}, "too few examples to test on every fifth of a class; add"),
+        ({"inputs": IMAGES[:4], "targets": LABELS[:4] / 2}, "too few examples to test on every fifth; add"),
         ({"inputs": IMAGES}, "array train_targets.*inputs"),
         ({k: v for k, v in FOUR.items() if k != "test_targets"}, "array test_targets.*test_inputs"),
         (FOUR | {"train_targets": LABELS[:15] + 5, "classes": np.array(["a", "b"])}, "label 6;.* 0 to 1"),
@@ -242,6 +244,9 @@ class Pictures:
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 20
+
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
         for image, label in zip(IMAGES, LABELS, strict=True):
             yield torch.from_numpy(image).float() / 255, torch.tensor(label), "ann" if label else "bob"
@@ -309,7 +314,9 @@ def test_a_path_with_a_known_suffix_is_a_dataset(tmp_path: Path) -> None:
     path = tmp_path / "my-wine.npz"
     assert canonical_dataset(str(path)) == f"arrays(path={path})"
     assert load(str(path), tmp_path).content == load(f"arrays(path={path})", tmp_path).content
-    path.rename(tmp_path / "wine.zip")
+    path.rename(tmp_path / "WINE.NPZ")
+    assert load(str(tmp_path / "WINE.NPZ"), tmp_path).content == load(f"arrays(path={tmp_path / 'WINE.NPZ'})").content
+    (tmp_path / "WINE.NPZ").rename(tmp_path / "wine.zip")
     with pytest.raises(UserError, match=r"wine\.zip has an unknown format.*images\(path="):
         load(str(tmp_path / "wine.zip"), tmp_path)
     with pytest.raises(UserError, match="is a folder; use images"):
@@ -325,6 +332,8 @@ def test_csv_files(tmp_path: Path) -> None:
     assert dataset.classes == ("cat", "dog") and dataset.kind == "vector" and dataset.input_shape == (2,)
     assert (len(dataset.train), len(dataset.test)) == (16, 4)
     assert torch.equal(dataset.train.inputs[:, 1], 2 * dataset.train.inputs[:, 0])
+    (tmp_path / "ANIMALS.CSV").write_text(f"a,b,target\n{rows}\n")
+    assert load(str(tmp_path / "ANIMALS.CSV"), tmp_path).content == dataset.content
     (tmp_path / "gaps.csv").write_text(f"a,b,target\n{rows}\n1,,\n2,inf,cat\n")
     gaps = r"'b' \(2 of 22 rows, first row 21\); 'target' \(1 of 22 rows, first row 21\).*drop=b\)$"
     with pytest.raises(UserError, match=gaps):

@@ -49,7 +49,7 @@ def assert_well_formed(partition: Partition, clients: int) -> None:
     st.integers(1, 60),
     ALPHAS,
     SEEDS,
-    st.sampled_from(["iid", "dirichlet", "dirichlet-reuse", "dirichlet-classwise"]),
+    st.sampled_from(["iid", "dirichlet", "dirichlet-lda", "dirichlet-reuse", "dirichlet-classwise"]),
 )
 def test_partitioners_handle_any_classes_and_clients(
     data: tuple, clients: int, alpha: float, seed: int, name: str
@@ -97,7 +97,7 @@ def test_alpha_zero_needs_a_client_per_class() -> None:
         make_partition("dirichlet(alpha=0)", CIFAR_LIKE, 10, 9, 0)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.data(), st.integers(2, 10), st.integers(2, 40), SEEDS)
 def test_pathological_is_exact_or_raises_an_error(data: st.DataObject, classes: int, clients: int, seed: int) -> None:
     kept = data.draw(st.integers(1, classes))
@@ -277,6 +277,9 @@ def test_no_validation_by_default() -> None:
     for share in (-0.1, 1.0):
         with pytest.raises(UserError, match="at least 0 and below 1"):
             make_partition("iid", CIFAR_LIKE, 10, 10, 0, validation=share)
+    for text in ("centralised", "virtual(clients=3)", "iid+longtail"):
+        with pytest.raises(UserError, match=r"share of 0\.6 leaves no training examples"):
+            make_partition(text, np.arange(5), 5, None, 0, validation=0.6)
 
 
 def test_natural_clients_are_the_groups() -> None:

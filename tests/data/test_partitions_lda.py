@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedflat.data import make_partition
 from fedflat.data.partitioners.dirichlet import log_dirichlet, softmax
-
-
-@settings(max_examples=80)
-@given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any),
-    st.integers(1, 60),
-    st.sampled_from([1e-320, 1e-9, 0.05, 1.0, 100.0, 1e308]),
-    st.integers(0, 2**40),
-)
-def test_it_handles_any_classes_and_clients(counts: list, clients: int, alpha: float, seed: int) -> None:
-    targets = np.repeat(np.arange(len(counts)), counts)
-    clients = min(clients, len(targets))
-    partition = make_partition(f"dirichlet-lda(alpha={alpha!r})", targets, len(counts), clients, seed)
-    assert np.array_equal(np.sort(np.concatenate(partition.clients)), np.arange(len(targets)))
-    size, larger = divmod(len(targets), clients)
-    assert [len(indices) for indices in partition.clients] == [size + 1] * larger + [size] * (clients - larger)
 
 
 @pytest.mark.parametrize(

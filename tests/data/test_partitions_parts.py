@@ -81,7 +81,7 @@ def test_the_kept_examples_are_a_function_of_the_seed() -> None:
     assert np.array_equal(dropped[0], dropped[1]) and not np.array_equal(dropped[0], dropped[2])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.sampled_from(PARTITIONS), st.floats(0.01, 0.99), st.integers(0, 2**40))
 def test_held_out_clients_are_clients_that_do_not_train(text: str, share: float, seed: int) -> None:
     _, partition = divided(f"{text}+held-out(share={share!r})", seed)

@@ -47,6 +47,8 @@ def test_a_folder_of_pictures_by_class(own: Path, decoded_once: LoadTwice) -> No
 def test_without_a_test_folder_every_fifth_is_tested_on(own: Path) -> None:
     dataset = load(f"images(path={own / 'mine/train'},size=8)", own)
     assert len(dataset.train) == 10 and dataset.test.targets.tolist() == [0, 1]
+    with pytest.raises(UserError, match="too few images to test on every fifth of a class; add images or"):
+        load(f"images(path={own / 'mine/test'},size=8)", own)
     with_test = load(f"images(path={own / 'mine'},size=8)", own)
     assert torch.equal(dataset.test.inputs, with_test.train.inputs[[4, 10]]), "the fifth cat and the fifth dog"
 

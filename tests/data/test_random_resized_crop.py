@@ -84,14 +84,6 @@ def test_the_whole_picture_as_a_window_changes_nothing() -> None:
     assert torch.equal(RandomResizedCrop().on_pixels(raw, window), raw)
 
 
-def test_draws_of_other_augmentations_stay_the_same() -> None:
-    shape = (3, 8, 8)
-    alone, together = draws_of("crop-flip+mixup", shape, steps=3), draws_of(f"crop-flip+mixup+{TEXT}", shape, steps=3)
-    assert all(torch.equal(alone[name], together[name]) for name in alone) and set(together) - set(alone) == {"window"}
-    few, many = draws_of(TEXT, shape, steps=2), draws_of(TEXT, shape, steps=5)
-    assert torch.equal(few["window"], many["window"][:2]) and not torch.equal(many["window"][0], many["window"][1])
-
-
 def test_a_shorter_batch_uses_the_first_draws() -> None:
     raw, whole, draws = batch(10, (3, 8, 8)), augmentation(TEXT), step(draws_of(TEXT, (3, 8, 8), size=10))
     assert torch.equal(whole.inputs(raw[:7], draws, MEAN, STD), whole.inputs(raw, draws, MEAN, STD)[:7])

@@ -136,11 +136,6 @@ def test_short_batches_and_low_precision() -> None:
     )
 
 
-def test_draws_of_other_augmentations_stay_the_same() -> None:
-    alone, beside = draws_of("crop-flip"), draws_of("crop-flip+scale-crop+flip")
-    assert all(torch.equal(alone[name], beside[name]) for name in alone)
-
-
 def test_texts_and_errors() -> None:
     assert augmentation("flip+scale-crop(low=0.5, high=2)").text == "scale-crop(high=2.0)+flip"
     pictures = np.zeros((4, 3, 8, 8), np.uint8)

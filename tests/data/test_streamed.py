@@ -20,6 +20,7 @@ from fedflat.data.files.tree import FolderTree
 from fedflat.data.sources.landmarks import LANDMARKS
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
+from fedflat.testing import check_dataset
 
 COUNT, TESTED = 12, 3
 ROOT = "landmarks-user-160k"
@@ -58,6 +59,7 @@ def streamed(landmarks: Path, more: str = "") -> StreamedTensor:
 def test_the_same_pictures_labels_and_statistics_as_decoded_once(landmarks: Path) -> None:
     once, now = (load(f"landmarks(size=16,decode={how})", landmarks) for how in ("once", "streamed"))
     assert now.content == once.content and (now.mean, now.std) == (once.mean, once.std)
+    assert len(check_dataset(now, linear=False)) == 6
     assert now.input_shape == (3, 16, 16) and now.group_names == once.group_names and len(now.test) == TESTED
     for one, other in ((now.train, once.train), (now.test, once.test)):
         for rows in (

@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedflat.data import Dataset, Examples, describe, from_arrays
+from fedflat.data import Dataset, Examples, describe, from_arrays, from_clients
 from fedflat.errors import UserError
 
 TOKENS = torch.arange(12).view(3, 4) % 5
+
+
+def test_tokens_may_be_integers_of_any_size() -> None:
+    for dtype in ("int8", "uint16", "int32"):
+        data = from_arrays(TOKENS.numpy().astype(dtype), TOKENS, TOKENS[:1].numpy().astype(dtype), TOKENS[:1])
+        assert data.kind == "text" and data.train.inputs.tolist() == TOKENS.tolist()
+        assert data.train.inputs.dtype == (torch.int32 if dtype == "int32" else torch.int64)
 
 
 def test_text_may_have_a_target_per_position() -> None:
@@ -48,6 +55,10 @@ def test_labels_and_groups_may_be_words() -> None:
     )
     assert dataset.group_names == ("ann", "bob", "zoe") and dataset.train.groups is not None
     assert dataset.train.groups.tolist() == [2, 0, 2]
+    pairs = [(np.zeros((2, 3)), ["no", "yes"]), (np.zeros((1, 3)), ["maybe"])]
+    assert from_clients(pairs).train.targets.tolist() == [1, 2, 0]
+    with pytest.raises(UserError, match=r"targets of client 1 have shape \(1,\), those of client 0 \(\)"):
+        from_clients([pairs[0], (np.zeros((1, 3)), [["maybe"]])])
     with pytest.raises(UserError, match="training labels and the test labels"):
         from_arrays(np.zeros((1, 2)), ["no"], np.zeros((1, 2)), [1])
 
@@ -56,3 +67,5 @@ def test_every_group_has_a_name_or_none_has() -> None:
     examples = Examples(torch.zeros(2, 3), torch.tensor([0, 0]), torch.tensor([0, 2]))
     with pytest.raises(UserError, match="group 2, but only 2 group names"):
         Dataset("mine", examples, examples, ("a",), kind="vector", group_names=("x", "y"))
+    with pytest.raises(UserError, match=r"groups of the training set of mine have shape \(2, 1\); expected one"):
+        from_arrays(np.zeros((2, 3)), [0, 0], np.zeros((2, 3)), [0, 0], name="mine", train_groups=np.zeros((2, 1), int))

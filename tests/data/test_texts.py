@@ -65,12 +65,16 @@ def test_files_are_tokenised_once_and_mapped(tmp_path: Path, monkeypatch: pytest
     assert len(load(text, tmp_path / "data").train) > 8
     (tmp_path / "split").mkdir()
     (tmp_path / "split" / "train.csv").write_text('text,label\n"a, b",1\n"c\nd",0\n', encoding="utf-8")
-    (tmp_path / "split" / "test.csv").write_text("text,label\nq,1\n", encoding="utf-8")
+    (tmp_path / "split" / "test.csv").write_text("text,label\nq,1\n", encoding="utf-8-sig")  # as Excel writes it
     table = load(f"text(path={tmp_path / 'split'},target=label)", tmp_path / "data")
     assert [decoded(row) for row in table.train.inputs] == ["a, b.", "c\nd."] and table.test.targets.tolist() == [1]
     (tmp_path / "book.txt").write_text("to be\n\nor not\n" * 5, encoding="utf-8")
-    book = load(str(tmp_path / "book.txt"), tmp_path / "data")
+    (tmp_path / "BOOK.TXT").write_text((tmp_path / "book.txt").read_text())
+    book = load(str(tmp_path / "BOOK.TXT"), tmp_path / "data")
     assert isinstance(book.train.targets, MappedTensor) and decoded(book.train.inputs[0]).startswith("to be.or not.to")
+    (tmp_path / "novels.csv").write_text("text\n" + ("a" * 140_000 + "\n") * 5, encoding="utf-8")
+    novels = load(f"text(path={tmp_path / 'novels.csv'},length=1000)", tmp_path / "data")
+    assert (len(novels.train), len(novels.test)) == (561, 140)
 
 
 def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +119,16 @@ def test_invalid_texts_are_rejected(rows: list[Any], options: str, message: str,
     file = write(tmp_path / "texts.jsonl", rows)
     with pytest.raises(UserError, match=message):
         load(f"text(path={file},{options})" if options else str(file), tmp_path / "data")
+
+
+@pytest.mark.parametrize("kind", [str, dict, "DataFrame"])
+def test_collections_of_other_things_than_texts_are_rejected(kind: Any) -> None:
+    columns = {"text": ["ab", "xyz"], "label": [0, 1]}
+    train = pytest.importorskip("pandas").DataFrame(columns) if kind == "DataFrame" else kind(columns)
+    with pytest.raises(UserError, match=rf"train is a {type(train).__name__}; expected a list of texts"):
+        from_texts(train)
+    with pytest.raises(UserError, match="test is a"):
+        from_texts(ROWS, train)
 
 
 def test_other_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

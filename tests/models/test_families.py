@@ -7,7 +7,7 @@ from torch import nn
 from fedflat.models import build
 from fedflat.models.lstm import UnrolledLstm
 from fedflat.models.norms import BatchNorm
-from fedflat.models.resnet import PaddedShortcut
+from fedflat.models.resnet import Conv3x3, PaddedShortcut
 
 
 def convolutions(model):
@@ -44,6 +44,22 @@ def test_padded_shortcut_by_hand():
     assert y[0, 0].tolist() == [[0.0, 2.0], [6.0, 8.0]]
     assert y.shape == (1, 3, 2, 2)
     assert not y[0, 1:].any()
+
+
+def test_one_pixel_uses_only_the_central_weights():
+    torch.manual_seed(0)
+    convolution = Conv3x3(6, 4, stride=2).double()
+    pixel = torch.randn(5, 6, 1, 1, dtype=torch.float64, requires_grad=True)
+    fast, whole = convolution(pixel), nn.Conv2d.forward(convolution, pixel)
+    assert torch.allclose(fast, whole, rtol=0, atol=1e-14)
+    ours, theirs = (torch.autograd.grad(out.sin().sum(), [pixel, convolution.weight]) for out in (fast, whole))
+    assert all(torch.allclose(one, other, rtol=0, atol=1e-14) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_larger_images_use_the_full_convolution():
+    convolution = Conv3x3(2, 3)
+    image = torch.randn(1, 2, 1, 2)
+    assert torch.equal(convolution(image), nn.Conv2d.forward(convolution, image))
 
 
 def test_mobilenet_stems_share_their_weights():

@@ -88,23 +88,6 @@ def char_lstm(vocabulary, embedding, hidden, layers):
     return vocabulary * embedding + sum(4 * hidden * (i + hidden + 2) for i in inputs) + linear(hidden, vocabulary)
 
 
-def gathered(inputs, outputs, stride=1):
-    """A gather-and-expansion layer of BiSeNetV2."""
-    wide = 6 * inputs
-    twice = normed(1, wide, 3) + normed(1, inputs, 3) + normed(inputs, outputs, 1) if stride == 2 else 0
-    return normed(inputs, inputs, 3) + normed(1, wide, 3) + normed(wide, outputs, 1) + twice
-
-
-def bisenetv2(classes):
-    detail = normed(3, 64, 3) + 4 * normed(64, 64, 3) + normed(64, 128, 3) + 2 * normed(128, 128, 3)
-    stem = normed(3, 16, 3) + normed(16, 8, 1) + normed(8, 16, 3) + normed(32, 16, 3)
-    stages = sum(gathered(c, 2 * c, 2) + n * gathered(2 * c, 2 * c) for c, n in ((16, 1), (32, 1), (64, 3)))
-    context = 2 * 128 + normed(128, 128, 1) + conv(128, 128, 3, bias=False)
-    guided = 3 * normed(128, 128, 3) + 2 * (normed(1, 128, 3) + conv(128, 128, 1, bias=False))
-    heads = [(128, 1024), (16, 128), (32, 128), (64, 128), (128, 128)]
-    return detail + stem + stages + context + guided + sum(normed(i, h, 3) + conv(h, classes, 1) for i, h in heads)
-
-
 CASES = [
     ("mlp", (1, 8, 8), 10, mlp(64, 64, 1, 10)),
     ("mlp(hidden=200,layers=2)", (1, 28, 28), 10, mlp(784, 200, 2, 10)),
@@ -133,7 +116,6 @@ CASES = [
     ("vit-tiny(patch=16)", (3, 224, 224), 1000, vit(192, 12, 16, 196, 1000)),
     ("vit-tiny(patch=7,depth=2,width=8,heads=1,mlp=2)", (1, 28, 28), 3, vit(8, 2, 7, 16, 3, channels=1, mlp=2)),
     ("femnist-cnn", (1, 28, 28), 62, femnist(64 * 12 * 12, 62)),
-    ("bisenetv2", (3, 180, 240), 11, bisenetv2(11)),
     ("char-lstm", (80,), 90, char_lstm(90, 8, 256, 2)),
     ("char-lstm(embedding=4,hidden=6,layers=3,tanh=true)", (5,), 11, char_lstm(11, 4, 6, 3)),
 ]
@@ -145,7 +127,7 @@ def test_count(text, input_shape, classes, expected):
 
 
 def test_every_model_is_counted():
-    assert {text.split("(")[0] for text, *_ in CASES} == set(names())
+    assert {text.split("(")[0] for text, *_ in CASES} == set(names()) - {"bisenetv2"}  # in test_bisenet.py
 
 
 def test_published_sizes():

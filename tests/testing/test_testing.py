@@ -252,6 +252,13 @@ class Mixing(nn.Module):
         return out
 
 
+class Refusing(nn.Module):
+    """Raises an error without a message."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError
+
+
 def test_wrong_models_are_named() -> None:
     assert "every parameter has a gradient" in check_model(
         nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (4,), 3
@@ -292,6 +299,8 @@ def test_models_are_checked_in_float32() -> None:
 def test_wrong_inputs_are_rejected() -> None:
     with pytest.raises(UserError, match=r"Linear .*\(5,\): "):
         check_model(nn.Linear(4, 3), (5,), 3)
+    with pytest.raises(UserError, match=r"Refusing does not accept inputs of shape \(4,\): ValueError"):
+        check_model(Refusing(), (4,), 3)
     with pytest.raises(UserError, match=r"'cnn' .*torch\.nn\.Module"):
         check_model("cnn", (3, 32, 32), 10)  # type: ignore[arg-type]
 

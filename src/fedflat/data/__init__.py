@@ -1,8 +1,7 @@
 """Datasets, their partition over clients, and augmentation.
 
 ``registry`` maps a name to a ``sources`` module, which reads files with ``files`` and returns a ``dataset.Dataset``;
-``partition`` distributes it over clients; ``batches`` turns rows into batches. Imports only ``registry``, ``text`` and
-``errors`` of fedflat.
+``partition`` distributes it over clients; ``batches`` turns rows into batches. Imports no other package of fedflat.
 """
 
 from fedflat.data.arrays import from_arrays, from_clients

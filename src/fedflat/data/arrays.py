@@ -128,7 +128,7 @@ def _to_targets(
         targets = [torch.as_tensor(as_native(values)) for values in (train, test)]
         # As for inputs, float64 stays, and each run converts the targets to its precision.
         dtype = torch.float64 if all(values.dtype == torch.float64 for values in targets) else torch.float32
-        targets = [values.to("cpu", dtype, copy=True) for values in targets]
+        targets = [values.to(dtype, copy=True) for values in targets]
         return targets, () if classes is None else classes
     elif kind != "text" and _are_multi_labels(train, test):
         targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train, test)]
@@ -162,15 +162,16 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
     if not len(clients):
         raise UserError("there are no clients; expected a list of pairs (inputs, targets)")
     pairs = [_to_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
-    shapes = [tuple(inputs.shape[1:]) for inputs, _ in pairs]
-    for number, shape in enumerate(shapes):
-        if shape != shapes[0]:
-            raise UserError(
-                f"the inputs of client {number} have shape {shape}, those of client 0 {shapes[0]}; "
-                "expected one shape for all clients"
-            )
+    for what, arrays in zip(("inputs", "targets"), zip(*pairs, strict=True), strict=True):
+        shapes = [tuple(values.shape[1:]) for values in arrays]
+        for number, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise UserError(
+                    f"the {what} of client {number} have shape {shape}, those of client 0 {shapes[0]}; "
+                    "expected one shape for all clients"
+                )
     inputs = torch.cat([inputs for inputs, _ in pairs])
-    targets = torch.cat([targets for _, targets in pairs])
+    targets = np.concatenate([targets for _, targets in pairs])
     groups = np.repeat(np.arange(len(pairs)), [len(targets) for _, targets in pairs])
     test_pair = (inputs, targets) if test is None else _to_pair(test, "the test set")
     return from_arrays(inputs, targets, *test_pair, name=name, train_groups=groups, **options)
@@ -219,7 +220,7 @@ def encode_labels(
 
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
-    """Return a tensor unchanged, and anything else as an array in native byte order, the only one torch supports.
+    """Return a tensor on the CPU, without its graph, or an array in native byte order, the only one torch supports.
 
     Raises a ``UserError`` if examples differ in shape, or if ``values`` is a single value.
     """
@@ -230,7 +231,7 @@ def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
     if not array.ndim:
         raise UserError(f"expected an array with one entry per example, but got the single value {values!r}")
     if isinstance(array, torch.Tensor):
-        return array
+        return (array.detach() if array.requires_grad else array).cpu()
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -285,12 +286,14 @@ def _to_inputs(values: Array, name: str) -> torch.Tensor:
         name: name of the dataset, for messages.
     """
     path = _mapped_file(values)
-    inputs = numeric_tensor(values, name).cpu() if path is None else open_mapped(path)
+    inputs = numeric_tensor(values, name) if path is None else open_mapped(path)
     if inputs.dtype == torch.uint8 and inputs.ndim == 3:
         with_channel = inputs.unsqueeze(1)
         inputs = MappedTensor.of(with_channel, inputs.path) if isinstance(inputs, MappedTensor) else with_channel
     if inputs.ndim == 4 and not inputs.is_floating_point() and inputs.dtype != torch.uint8:
         raise UserError(f"the images of {name} are {inputs.dtype}; expected uint8 from 0 to 255, or float32")
+    if not inputs.is_floating_point() and inputs.dtype not in (torch.bool, torch.uint8, torch.int32, torch.int64):
+        inputs = inputs.long()  # embeddings accept no other integers
     # float64 stays for engine.precision=float64; other runs round each batch to float32.
     if inputs.dtype == torch.bool or (inputs.is_floating_point() and inputs.dtype not in FLOATS):
         inputs = inputs.float()
@@ -322,18 +325,19 @@ def _infer_kind(name: str, inputs: torch.Tensor) -> Kind:
     return "vector" if inputs.is_floating_point() else "text"
 
 
-def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Convert a pair (inputs, targets) to CPU tensors and check that both have the same length, at least 1.
+def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, npt.NDArray[Any]]:
+    """Convert a pair (inputs, targets) to a tensor and an array, whose targets may be words, of equal length above 0.
 
     Args:
         pair: two arrays, or anything that numpy or torch can convert.
         owner: whose data it is, for messages, e.g. ``client 3``.
     """
     try:
-        inputs, targets = (torch.as_tensor(as_native(values)).detach().cpu() for values in pair)
+        values, labels = pair
+        inputs, targets = torch.as_tensor(as_native(values)), np.asarray(as_native(labels))
     except (TypeError, ValueError, RuntimeError, UserError):
         raise UserError(f"{owner} is not a pair (inputs, targets); expected two arrays of equal length") from None
-    if not inputs.ndim or len(inputs) != len(targets) or not len(inputs):
+    if len(inputs) != len(targets) or not len(inputs):
         shapes = " and ".join(str(tuple(values.shape)) for values in (inputs, targets))
         raise UserError(f"{owner} has inputs and targets of shapes {shapes}; expected equal lengths of at least 1")
     return inputs, targets

@@ -349,16 +349,12 @@ AUGMENTATIONS: Registry[type[AugmentationStep]] = Registry("augmentation", see="
 
 The position of a step is also the number of its random stream, so append new steps at the end.
 """
-_BUILT_IN: dict[str, type[AugmentationStep]] = {
-    "crop-flip": CropFlip,
-    "cutout": Cutout,
-    "mixup": Mixup,
-    "random-resized-crop": RandomResizedCrop,
-    "scale-crop": ScaleCrop,
-    "flip": Flip,
-}
-for _name, _step in _BUILT_IN.items():
-    AUGMENTATIONS.register(_name, _step)
+AUGMENTATIONS.register("crop-flip", CropFlip)
+AUGMENTATIONS.register("cutout", Cutout)
+AUGMENTATIONS.register("mixup", Mixup)
+AUGMENTATIONS.register("random-resized-crop", RandomResizedCrop)
+AUGMENTATIONS.register("scale-crop", ScaleCrop)
+AUGMENTATIONS.register("flip", Flip)
 
 
 def uniform_integers(uniforms: Uniforms, count: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

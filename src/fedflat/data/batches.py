@@ -44,7 +44,7 @@ def channel_statistics(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[f
     for start in range(0, len(images), block_rows):
         values = images[start : start + block_rows].numpy().astype(np.int64)
         sums += np.stack([values.sum((0, 2, 3)), np.square(values).sum((0, 2, 3))])
-    return statistics_of_sums(sums, images[:, 0].numel())
+    return statistics_of_sums(sums, images.numel() // images.shape[1])
 
 
 def statistics_of_sums(sums: npt.NDArray[np.int64], count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

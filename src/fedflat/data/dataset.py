@@ -255,6 +255,11 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
                 raise UserError(
                     f"{split_name} has inputs that are NaN, infinite or too large for float32; expected finite values"
                 )
+    if examples.groups is not None and examples.groups.ndim != 1:
+        raise UserError(
+            f"the groups of {split_name} have shape {tuple(examples.groups.shape)}; expected one natural client per "
+            "example, shape [n]"
+        )
     if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
         raise UserError(
             f"{split_name} has group {int(examples.groups.max())}, but only {len(dataset.group_names)} group names "

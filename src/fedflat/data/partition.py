@@ -43,22 +43,17 @@ PARTITIONERS: Registry[type[Partitioner]] = Registry("partition", see="fedflat d
 """Partitioners by name."""
 PARTITION_MODIFIERS: Registry[type[PartitionModifier]] = Registry("partition modifier", see="fedflat data list")
 """Modifiers by name, in the order in which they are applied."""
-
-_BUILT_IN: dict[str, type[Partitioner]] = {
-    "iid": Iid,
-    "dirichlet": Dirichlet,
-    "dirichlet-reuse": DirichletReuse,
-    "dirichlet-classwise": DirichletClasswise,
-    "dirichlet-lda": DirichletLda,
-    "pathological": Pathological,
-    "pachinko": Pachinko,
-    "natural": Natural,
-    "virtual": Virtual,
-    "listed": Listed,
-    "centralised": Centralised,
-}
-for _name, _partitioner in _BUILT_IN.items():
-    PARTITIONERS.register(_name, _partitioner)
+PARTITIONERS.register("iid", Iid)
+PARTITIONERS.register("dirichlet", Dirichlet)
+PARTITIONERS.register("dirichlet-reuse", DirichletReuse)
+PARTITIONERS.register("dirichlet-classwise", DirichletClasswise)
+PARTITIONERS.register("dirichlet-lda", DirichletLda)
+PARTITIONERS.register("pathological", Pathological)
+PARTITIONERS.register("pachinko", Pachinko)
+PARTITIONERS.register("natural", Natural)
+PARTITIONERS.register("virtual", Virtual)
+PARTITIONERS.register("listed", Listed)
+PARTITIONERS.register("centralised", Centralised)
 PARTITION_MODIFIERS.register("longtail", LongTail)
 PARTITION_MODIFIERS.register("held-out", HeldOut)
 
@@ -289,13 +284,14 @@ def make_partition(
         raise UserError(f"the partition seed is {seed}; expected at least 0")
     labels, num_classes = _labels_for(spec, targets, num_classes)
     validation_set = validation_positions(labels, validation, _generator(seed, _VALIDATION_STREAM))
-    training_set = np.setdiff1d(np.arange(len(labels)), validation_set)
+    training_set = np.setdiff1d(np.arange(len(labels)), validation_set, assume_unique=True)
+    if not len(training_set):
+        raise UserError(f"a validation share of {validation} leaves no training examples; choose a smaller one")
     positions = training_set
     for modifier in spec.modifiers.values():
-        if len(positions):
-            rng = _generator(seed, modifier.stream)
-            positions = positions[modifier.select_examples(labels[positions], num_classes, rng)]
-    dropped = np.setdiff1d(training_set, positions)
+        rng = _generator(seed, modifier.stream)
+        positions = positions[modifier.select_examples(labels[positions], num_classes, rng)]
+    dropped = np.setdiff1d(training_set, positions, assume_unique=True)
     superclasses = None if coarse is None else coarse_of_class(labels, np.asarray(coarse), num_classes)
     data = LabelledExamples(labels[positions], num_classes, coarse=superclasses, positions=positions, total=len(labels))
     if groups is not None:  # number the natural clients 0, 1, ...

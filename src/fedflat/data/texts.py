@@ -88,6 +88,13 @@ def from_texts(
         >>> data.input_shape, data.num_classes
         ((8,), 257)
     """
+    for argument, value in (("train", train), ("test", test)):
+        # Iterating over these gives characters, keys or column names.
+        if isinstance(value, str | Mapping) or hasattr(value, "iterrows"):
+            raise UserError(
+                f"{argument} is a {type(value).__name__}; expected a list of texts or of dictionaries: read files with "
+                "fedflat.data.load('text(path=FILE)'), convert tables with table.to_dict('records')"
+            )
     texts = [*train] if test is None and not isinstance(train, Sequence) else train  # read twice, unlike an iterator
     splits: dict[str, Callable[[], Iterable[Row]]] = {"train": lambda: texts}
     if test is not None:

@@ -139,6 +139,7 @@ def _write_blocks(file: Path, blocks: Iterator[np.ndarray]) -> MappedTensor:
 
 def _iterate(items: Any) -> Iterable[Any]:
     """Iterate over a map-style dataset by position, over anything else directly."""
-    if hasattr(items, "__len__") and hasattr(items, "__getitem__"):
+    is_iterable = isinstance(items, torch.utils.data.IterableDataset)  # inherits a __getitem__ that raises
+    if hasattr(items, "__len__") and hasattr(items, "__getitem__") and not is_iterable:
         return (items[position] for position in range(len(items)))
     return items  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
 """Models, one module per family, named by texts such as ``resnet18(norm=batch,stem=torchvision)``.
 
 Vision transformers are initialised as in timm, all other models as torch does by default. Models have no state except
-parameters and BatchNorm buffers, and work under ``torch.func.functional_call`` and ``vmap``. Imports only ``registry``,
-``text`` and ``errors`` of fedflat.
+parameters and BatchNorm buffers, and work under ``torch.func.functional_call`` and ``vmap``. Imports no other package
+of fedflat.
 """
 
 from fedflat.models.bisenet import BiSeNetV2

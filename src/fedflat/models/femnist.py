@@ -26,7 +26,6 @@ class FemnistCnn(ImageModelSpec):
         return 6
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for images (channels, height, width)."""
         channels, height, width = input_shape
         # Each unpadded convolution removes 2 rows and columns; pooling halves the rest.
         features = 64 * ((height - 4) // 2) * ((width - 4) // 2)

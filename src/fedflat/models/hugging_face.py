@@ -74,7 +74,7 @@ class HuggingFace(ModelSpec):
         except UserError:
             raise
         except Exception as error:  # the errors of transformers have many types
-            reason = str(error).strip().splitlines()[0].rstrip(".")
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             remedy = f"; to use it offline: hf download {source} --local-dir DIR, then hf(path=DIR)" if self.hub else ""
             raise UserError(f"cannot build the model {source}: {reason}{remedy}") from error
         finally:

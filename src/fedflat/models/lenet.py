@@ -26,7 +26,6 @@ class LeNet5(ImageModelSpec):
         return SMALLEST_SIDE
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for images (channels, height, width)."""
         # The original pads 28-pixel digits to 32, so that the first layer sees strokes at the border.
         padding = 2 if min(input_shape[1:]) < PADDED_BELOW else 0
         return _two_convolutions(input_shape, (6, 16), padding, hidden=(120, 84), classes=classes)

@@ -21,9 +21,6 @@ class Mlp(ModelSpec):
     hidden: int = param(64, "width of each hidden layer", low=1, positional=True)
     layers: int = param(1, "number of hidden layers", low=0, high=1000)
 
-    def check(self, input_shape: tuple[int, ...]) -> None:
-        """Accept every shape."""
-
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
         """Build the network for inputs of any shape, which it flattens."""
         layers: list[nn.Module] = [nn.Flatten()]

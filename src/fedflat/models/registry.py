@@ -86,9 +86,8 @@ class ModelSpec(ABC):
                 f"has {total_memory() / 2**30:.0f} GB of memory; choose a smaller model"
             )
 
-    @abstractmethod
-    def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raise a ``UserError`` if the model does not accept samples of this shape."""
+    def check(self, input_shape: tuple[int, ...]) -> None:  # noqa: B027
+        """Raise a ``UserError`` if the model does not accept samples of this shape; by default, accept every shape."""
 
     @abstractmethod
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:

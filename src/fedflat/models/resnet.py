@@ -35,7 +35,6 @@ class ResNet18(NormalisedModelSpec):
         return 8 if self.stem == "small" else 32
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for images (channels, height, width)."""
         kernel, stride = (3, 1) if self.stem == "small" else (7, 2)
         conv = nn.Conv2d(input_shape[0], 64, kernel, stride, padding=kernel // 2, bias=False)
         layers = [conv, self.norm_layer(64), nn.ReLU()]
@@ -61,7 +60,6 @@ class ResNet20(NormalisedModelSpec):
         return 4
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for images (channels, height, width)."""
         stem = nn.Sequential(nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False), self.norm_layer(16), nn.ReLU())
         return ResidualNetwork(
             stem, (16, 32, 64), depth=3, norm=self.norm_layer, shortcut=PaddedShortcut, classes=classes

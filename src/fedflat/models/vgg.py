@@ -29,7 +29,6 @@ class Vgg11(ImageModelSpec):
         return STRIDE
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for images (channels, height, width)."""
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         for stage in STAGES:

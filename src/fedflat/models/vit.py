@@ -57,7 +57,6 @@ class VisionTransformerSpec(ImageModelSpec):
             raise UserError(f"{self.name}: heads={self.heads} does not divide width={self.width}; expected a divisor")
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for images (channels, height, width)."""
         channels, height, width = input_shape
         return VisionTransformer(self, channels, (height // self.patch, width // self.patch), classes)
 

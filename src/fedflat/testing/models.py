@@ -67,9 +67,7 @@ def check_model(
                     raise Broken(name, property_name, reason)
                 verified.append(property_name)
     except FAILURES as error:
-        raise UserError(
-            f"{name} does not accept inputs of shape {tuple(input_shape)}: {str(error).splitlines()[0]}"
-        ) from error
+        raise UserError(f"{name} does not accept inputs of shape {tuple(input_shape)}: {_first_line(error)}") from error
     return verified
 
 
@@ -121,6 +119,10 @@ def _checks(
     yield "every parameter has a gradient", f"{', '.join(unused[:4])} always has a zero gradient" if unused else ""
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def _targets(target_type: str, batch: int, columns: int) -> Tensor:
     """Return targets of the type ``classes``, ``numbers`` or ``labels``.
 
@@ -139,7 +141,7 @@ def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
         alone = model(inputs[:1]).detach()
     except FAILURES as error:
         return (
-            f"a batch of one fails: {str(error).splitlines()[0]}; "
+            f"a batch of one fails: {_first_line(error)}; "
             "does the model normalise over the batch without running statistics?"
         )
     difference = float((output[:1] - alone).abs().max())

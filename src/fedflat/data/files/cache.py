@@ -67,6 +67,8 @@ def cache_entry(
             if not entry.is_dir():  # otherwise another process wrote the same entry first
                 raise
     except OSError as error:
+        if error.filename is not None and not Path(error.filename).is_relative_to(root):
+            raise  # ``write`` cannot read its input
         raise UserError(
             f"cannot write {entry} ({error.strerror or error}); free disk space there, or set FEDFLAT_DATA"
         ) from error
@@ -151,11 +153,12 @@ def _is_writable(data_dir: Path) -> bool:
 
 def _remove_abandoned(root: Path) -> None:
     """Remove temporary folders in ``root`` whose process, on this machine, was killed while writing."""
-    prefix = f".writing-{socket.gethostname()}-"
-    for folder in root.glob(f"{prefix}*"):
-        process_id = int(folder.name.removeprefix(prefix).partition("-")[0])
+    for folder in root.glob(".writing-*"):
+        host, process_id, _ = folder.name.removeprefix(".writing-").rsplit("-", 2)  # names of hosts may contain hyphens
+        if host != socket.gethostname():
+            continue
         try:
-            os.kill(process_id, 0)  # signal 0 only checks that the process exists
+            os.kill(int(process_id), 0)  # signal 0 only checks that the process exists
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
         except PermissionError:  # the process exists, but belongs to another user

@@ -7,11 +7,13 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
+
+from filelock import FileLock
 
 from fedflat.data.sources.source import DatasetSource, Download, md5_of
 from fedflat.errors import UserError
@@ -35,11 +37,17 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
         data_dir: where its files belong.
         progress: called while bytes arrive with the file name, the bytes received and the total size if known.
     """
+
+    def is_complete(download: Download) -> bool:
+        return all(source.is_intact(data_dir, file) for file in download.files)
+
     for download in source.downloads:
-        if all(source.is_intact(data_dir, file) for file in download.files):
+        if is_complete(download):
             continue
         try:
-            _install(download, data_dir, progress or (lambda name, received, total: None))
+            with _locked(download.part(data_dir)):
+                if not is_complete(download):  # another process may have downloaded it in the meantime
+                    _install(download, data_dir, progress or (lambda name, received, total: None))
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise UserError(
@@ -52,13 +60,26 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
         )
 
 
+@contextmanager
+def _locked(part: Path) -> Iterator[None]:
+    """Wait until no other process downloads to ``part``."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{part}.lock")
+    with suppress(NotImplementedError):  # some file systems have no locks
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+
+
 def _install(download: Download, data_dir: Path, progress: Progress) -> None:
     """Download a file, verify its md5, and move it or its unpacked content into ``data_dir``.
 
     The bytes are received in a ``.part`` file, so that an interrupted download can be resumed.
     """
     part = download.part(data_dir)
-    part.parent.mkdir(parents=True, exist_ok=True)
     _receive_with_retries(download.url, part, progress)
     md5 = md5_of(part)
     if md5 != download.md5:

@@ -133,6 +133,9 @@ def image_dataset(name: str, data_dir: Path, images: ImageList, options: ImageOp
         A dataset with inputs [n, 3, size, size] uint8 and targets [n] int64.
     """
 
+    if not any(images.is_test):
+        raise UserError(f"{name} has too few images to test on every fifth of a class; add images or a test set")
+
     def decode(file: str) -> dict[str, npt.NDArray[Any]]:
         image = decode_image(images.tree, file, options)
         return {"inputs": image, "sums": channel_sums(image)}

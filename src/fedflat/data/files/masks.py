@@ -15,7 +15,6 @@ from fedflat.data.dataset import IGNORED, Dataset
 from fedflat.data.files.cache import cache_entry, fingerprint
 from fedflat.data.files.images import (
     ImageList,
-    Pixels,
     channel_sums,
     channels_first,
     decoded_dataset,
@@ -39,61 +38,51 @@ class MaskOptions:
     )
 
 
-@dataclass(frozen=True)
-class MaskDecoder:
-    """Resizes an image and its mask, and maps the ids of the mask to classes.
+def decode_pair(
+    tree: Tree, classes: Mapping[int, int], height: int, width: int, files: tuple[str, str]
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Decode an image and its mask, resize both, and map the ids of the mask to classes.
 
-    Attributes:
+    Args:
         tree: the folder or archive with the files.
         classes: class of each valid id in the mask files; ``IGNORED`` for pixels that do not count.
         height: height of the resized image and mask.
         width: their width.
+        files: names of the image file and its mask file in the tree.
+
+    Returns:
+        ``inputs`` [3, height, width] (bilinear), ``masks`` [height, width] (nearest), and ``sums`` [2, 3], the sum and
+        sum of squares of each channel.
     """
+    from PIL import Image
 
-    tree: Tree
-    classes: Mapping[int, int]
-    height: int
-    width: int
+    file, mask_file = files
+    image, mask_image = _load(tree, file), _load(tree, mask_file)
+    if image.size != mask_image.size:
+        raise UserError(
+            f"{tree.path}/{file} has {_size_text(image)} pixels, but its mask {mask_file} has "
+            f"{_size_text(mask_image)}; expected the same size: replace one of them"
+        )
+    pixels = channels_first(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+    ids = np.asarray(mask_image)
+    ids = ids[..., 0] if ids.ndim == 3 else ids  # some publishers store the id in the first colour channel
+    unknown = sorted(set(np.unique(ids).tolist()) - set(classes))
+    if unknown:
+        raise UserError(
+            f"{tree.path}/{mask_file} has the unknown class id {unknown[0]}; "
+            f"expected ids from {min(classes)} to {max(classes)}: replace the mask"
+        )
+    class_of_id = np.full(256, IGNORED, np.uint8)  # a lookup table for all possible bytes
+    class_of_id[list(classes)] = list(classes.values())
+    rows, columns = _nearest(ids.shape[0], height), _nearest(ids.shape[1], width)
+    return {"inputs": pixels, "masks": class_of_id[ids[np.ix_(rows, columns)]], "sums": channel_sums(pixels)}
 
-    def __call__(self, files: tuple[str, str]) -> dict[str, npt.NDArray[np.generic]]:
-        """Decode an image file and its mask file, given by their names in the tree.
 
-        Returns:
-            ``inputs`` [3, height, width] (bilinear), ``masks`` [height, width] (nearest), and ``sums`` [2, 3], the sum
-            and sum of squares of each channel.
-        """
-        from PIL import Image
-
-        file, mask_file = files
-        image, mask_image = self._load(file), self._load(mask_file)
-        if image.size != mask_image.size:
-            raise UserError(
-                f"{self.tree.path}/{file} has {_size_text(image)} pixels, but its mask {mask_file} has "
-                f"{_size_text(mask_image)}; expected the same size: replace one of them"
-            )
-        pixels = channels_first(image.convert("RGB").resize((self.width, self.height), Image.Resampling.BILINEAR))
-        ids = np.asarray(mask_image)
-        ids = ids[..., 0] if ids.ndim == 3 else ids  # some publishers store the id in the first colour channel
-        self._check_ids(ids, mask_file)
-        class_of_id = np.full(256, IGNORED, np.uint8)  # a lookup table for all possible bytes
-        class_of_id[list(self.classes)] = list(self.classes.values())
-        rows, columns = _nearest(ids.shape[0], self.height), _nearest(ids.shape[1], self.width)
-        return {"inputs": pixels, "masks": class_of_id[ids[np.ix_(rows, columns)]], "sums": channel_sums(pixels)}
-
-    def _check_ids(self, ids: Pixels, mask_file: str) -> None:
-        """Raise a ``UserError`` if ``ids``, the pixels of ``mask_file``, contain an id without a class."""
-        unknown = sorted(set(np.unique(ids).tolist()) - set(self.classes))
-        if unknown:
-            raise UserError(
-                f"{self.tree.path}/{mask_file} has the unknown class id {unknown[0]}; "
-                f"expected ids from {min(self.classes)} to {max(self.classes)}: replace the mask"
-            )
-
-    def _load(self, name: str) -> PillowImage:
-        """Read the image file ``name`` of the tree completely, so that it can be used after the file is closed."""
-        with open_image(self.tree, name) as image:
-            image.load()
-            return image
+def _load(tree: Tree, name: str) -> PillowImage:
+    """Read an image file completely, so that it can be used after the file is closed."""
+    with open_image(tree, name) as image:
+        image.load()
+        return image
 
 
 def mask_dataset(
@@ -117,7 +106,7 @@ def mask_dataset(
     content_key = fingerprint((height, width, sorted(class_of_id.items()), *file_versions))
     # Per image: its pixels, its mask, and the sum and sum of squares of each channel for the dataset's mean and std.
     shapes = {"inputs": (3, height, width), "masks": (height, width), "sums": (2, 3)}
-    write = partial(write_decoded, MaskDecoder(images.tree, class_of_id, height, width), pairs, shapes)
+    write = partial(write_decoded, partial(decode_pair, images.tree, class_of_id, height, width), pairs, shapes)
     prefix = f"{name.partition('(')[0]}-{height}x{width}"  # the name without its parameters
     return decoded_dataset(name, data_dir, cache_entry(data_dir, prefix, content_key, write), prefix, images)
 

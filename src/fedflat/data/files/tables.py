@@ -25,7 +25,11 @@ MAX_LISTED = 5
 
 def is_table(path: Path) -> bool:
     """Whether ``path`` is a table, or a folder of tables."""
-    return path.suffix in SUFFIXES or (path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir()))
+    return _is_table_file(path) or (path.is_dir() and any(map(_is_table_file, path.iterdir())))
+
+
+def _is_table_file(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
 
 
 def read_table(
@@ -81,12 +85,13 @@ def _find_table(folder: Path, split: str) -> Path:
 
 def _read_frame(file: Path) -> pandas.DataFrame:
     """Read a parquet or CSV file."""
-    if file.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+    is_parquet = file.suffix.lower() == ".parquet"
+    if is_parquet and importlib.util.find_spec("pyarrow") is None:
         raise UserError(f"reading {file} requires pyarrow; install it with: pip install 'fedflat[hub]'")
     try:
-        table = pandas.read_parquet(file) if file.suffix == ".parquet" else pandas.read_csv(file)
+        table = pandas.read_parquet(file) if is_parquet else pandas.read_csv(file)
     except Exception as error:  # pyarrow has its own exception types
-        format_name = "CSV" if file.suffix == ".csv" else "parquet"
+        format_name = "parquet" if is_parquet else "CSV"
         raise UserError(f"{file} is not a valid {format_name} file ({error}); write it again") from error
     header = str(table.columns[0]) if len(table.columns) == 1 else ""
     separator = next((character for character in ";\t" if character in header), None)

@@ -98,7 +98,7 @@ def load_tokeniser(tokeniser: Any) -> Tokeniser:
             return PretrainedTokeniser(transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokeniser)))
         return PretrainedTokeniser(transformers.AutoTokenizer.from_pretrained(str(tokeniser)))
     except Exception as error:  # the errors of transformers have many types
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
             f"cannot load the tokeniser {tokeniser} ({reason}); expected {TOKENISER_VALUES}; to use one from the Hub "
             "offline, first run: hf download NAME --local-dir DIR, then set tokeniser=DIR"

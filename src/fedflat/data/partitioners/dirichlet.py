@@ -35,10 +35,6 @@ class Dirichlet(ClassCountPartitioner):
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
-
-        ``examples_per_class`` [classes] holds the number of examples of each class.
-        """
         draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)  # (examples, clients) -> size of each client
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients, draw_sizes)
@@ -69,10 +65,7 @@ class DirichletReuse(ClassCountPartitioner):
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw how many examples of each class every client gets, [clients, classes].
-
-        A class may be drawn more often than ``examples_per_class`` [classes], the number of its examples.
-        """
+        """Decide how many examples of each class every client gets; a class may be drawn more often than it occurs."""
         draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)  # (examples, clients) -> size of each client
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients, draw_sizes)
@@ -98,10 +91,6 @@ class DirichletClasswise(ClassCountPartitioner):
     alpha: float = param(0.1, ALPHA_HELP, low=0)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
-
-        ``examples_per_class`` [classes] holds the number of examples of each class.
-        """
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients)
         shares = softmax(log_dirichlet(self.alpha, (len(examples_per_class), clients), rng))

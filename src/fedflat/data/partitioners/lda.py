@@ -29,10 +29,6 @@ class DirichletLda(ClassCountPartitioner):
     )
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
-
-        ``examples_per_class`` [classes] holds the number of examples of each class.
-        """
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients)
         concentration = self.alpha * (examples_per_class / examples_per_class.sum())

@@ -33,11 +33,7 @@ class Pathological(ClassCountPartitioner):
     classes: int = param(2, "number of classes per client", low=1)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Draw how many examples of each class every client gets, [clients, classes]; every example is used once.
-
-        First draws which client holds which class, then finds counts; draws again if no counts are feasible.
-        ``examples_per_class`` [classes] holds the number of examples of each class.
-        """
+        """Draw which client holds which class, then find counts; draw again if no counts are feasible."""
         sizes = equal_sizes(int(examples_per_class.sum()), clients)
         present = np.flatnonzero(examples_per_class)  # classes that have examples
         present_counts = examples_per_class[present]

@@ -29,10 +29,7 @@ class Iid(ClassCountPartitioner):
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Deal the shuffled labels of all examples to the clients, and count the classes of each, [clients, classes].
-
-        ``examples_per_class`` [classes] holds the number of examples of each class.
-        """
+        """Deal the shuffled labels of all examples to the clients, and count the classes of each."""
         classes = len(examples_per_class)
         labels = rng.permutation(np.repeat(np.arange(classes), examples_per_class))
         client_of_label = np.repeat(np.arange(clients), client_sizes(len(labels), clients, self.sigma, rng))

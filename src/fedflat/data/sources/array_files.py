@@ -89,7 +89,7 @@ class ArrayFiles(DatasetSource):
             raise UserError(f"{path} does not exist{similar_file(path)}; {expected}")
         if not is_table(path):
             self._reject_table_options(path)
-        if path.suffix == ".npz" and path.is_file():
+        if path.suffix.lower() == ".npz" and path.is_file():
             arrays = _read_npz(path, data_dir)
         elif is_table(path):
             arrays = read_table(path, **{name: getattr(self.options, name) for name in TABLE_OPTIONS}, numbers=numbers)
@@ -167,6 +167,11 @@ def _split_off_test_set(arrays: dict[str, Any], name: str, data_dir: Path) -> di
     # Masks, sequences and numbers have no single class, so their examples are treated as one class.
     has_classes = labels.ndim == 1 and labels.dtype.kind != "f"
     is_test = every_fifth(labels if has_classes else np.zeros(len(labels)))
+    if not is_test.any():
+        raise UserError(
+            f"{name} has too few examples to test on every fifth{' of a class' if has_classes else ''}; add examples "
+            "or a test set"
+        )
     inputs = numeric_tensor(arrays["train_inputs"], name)
     splits: dict[str, Any] = {}
     for split, rows in (("train", np.flatnonzero(~is_test)), ("test", np.flatnonzero(is_test))):

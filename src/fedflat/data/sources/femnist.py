@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedflat.data.batches import statistics_of_sums
-from fedflat.data.dataset import Dataset, Examples
-from fedflat.data.sources.leaf import ArraysByName, Leaf, LeafArrays
+from fedflat.data.dataset import Examples
+from fedflat.data.files.images import channel_sums
+from fedflat.data.files.mapped import MappedTensor
+from fedflat.data.sources.leaf import ArraysByName, Leaf
 from fedflat.data.sources.source import DatasetCard
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -19,7 +22,12 @@ SIDE = 28
 
 @dataclass(frozen=True)
 class Femnist(Leaf):
-    """Images show dark strokes on white. LEAF stores pixels divided by 255, which fedflat converts back to bytes."""
+    """Images show dark strokes on white. LEAF stores pixels divided by 255, which fedflat converts back to bytes.
+
+    Writers with test examples only are groups without training examples.
+    """
+
+    classes = CLASSES
 
     def convert(self, x: list[Any], y: list[Any]) -> ArraysByName:
         """Convert one writer's examples to arrays; raises a ``ValueError`` for invalid ones.
@@ -46,22 +54,14 @@ class Femnist(Leaf):
         }
 
     def statistics(self, train: list[ArraysByName]) -> dict[str, Any]:
-        """Compute the mean and standard deviation of all training pixels, from the arrays of each training writer."""
-        sums = np.zeros((2, 1), dtype=np.int64)
-        for writer in train:
-            values = writer["inputs"].astype(np.int64)
-            sums += [[values.sum()], [np.square(values).sum()]]
-        mean, std = statistics_of_sums(sums, sum(writer["inputs"].size for writer in train))
+        """Return the mean and standard deviation of all training pixels."""
+        images = [writer["inputs"] for writer in train]
+        sums = sum(channel_sums(pixels.reshape(1, -1)) for pixels in images)
+        mean, std = statistics_of_sums(sums, sum(pixels.size for pixels in images))
         return {"mean": mean, "std": std}
 
-    def assemble(self, leaf: LeafArrays) -> Dataset:
-        """Build the dataset; writers with test examples only are groups without training examples."""
-        train, test = (
-            Examples(leaf.split("inputs", test), leaf.split("targets", test), leaf.groups_of(test))
-            for test in (False, True)
-        )
-        mean, std = (tuple(leaf.statistics[name]) for name in ("mean", "std"))
-        return Dataset(self.text, train, test, CLASSES, mean, std, group_names=leaf.users)
+    def examples(self, arrays: dict[str, MappedTensor], groups: torch.Tensor) -> Examples:
+        return Examples(arrays["inputs"], arrays["targets"], groups)
 
 
 FEMNIST = Femnist(

@@ -78,12 +78,13 @@ class Hub(DatasetSource):
         revision = self._resolve_revision()
         splits = self._load_splits(revision)
         features = splits["train"].features
-        columns = self._choose_columns(features)
-        inputs, target, _ = columns
+        inputs = self._choose_column(features, "inputs", "Image")
+        target = self._choose_column(features, "target", "ClassLabel")
+        labels = [target] if self.options.group is None else [target, self._choose_column(features, "group")]
         is_grey = all(getattr(row[inputs], "mode", None) in GREY_MODES for split in splits.values() for row in split)
         for name, split in splits.items():
             split_name = f"the {name} split of {self.path}"
-            items = self._read_items(split, columns, split_name, "L" if is_grey else "RGB")
+            items = self._read_items(split, inputs, labels, split_name, "L" if is_grey else "RGB")
             # The inputs are written to the given file; only targets and groups (which may be absent) are left to save.
             _, *label_arrays = collect_examples(items, split_name, folder / f"{name}_inputs.npy")
             for column, values in zip(("targets", "groups"), label_arrays, strict=False):
@@ -128,46 +129,27 @@ class Hub(DatasetSource):
                     ) from error
         return splits
 
-    def _choose_columns(self, features: Any) -> tuple[str, str, str | None]:
-        """Return the names of the columns of inputs, classes and natural clients.
-
-        The last is None unless the option ``group`` is set. ``features`` maps each column of the dataset to its
-        Hugging Face type.
-        """
-        types: dict[str, str] = {name: type(feature).__name__ for name, feature in features.items()}
-
-        def choose_column(parameter: str, column: str | None, default_type: str) -> str:
-            """Return the name of the column for an option of this dataset.
-
-            Args:
-                parameter: name of the option, for messages.
-                column: its value, the column that the user chose; None for the first column of ``default_type``.
-                default_type: name of a Hugging Face column type.
-            """
-            for name, type_ in types.items():
-                if name == column or (not column and type_ == default_type):
-                    return name
-            problem = f"no column {column}" if column else "no suitable column"
-            raise UserError(f"{self.path} has {problem} for {parameter}=; its columns are {', '.join(types)}")
-
-        inputs = choose_column("inputs", self.options.inputs, "Image")
-        target = choose_column("target", self.options.target, "ClassLabel")
-        # No column has the type "": natural clients have no default column.
-        group = None if self.options.group is None else choose_column("group", self.options.group, "")
-        return inputs, target, group
+    def _choose_column(self, features: Any, option: str, default_type: str = "") -> str:
+        """Return the column that an option names, by default the first column of a Hugging Face type."""
+        chosen = getattr(self.options, option)
+        for name, feature in features.items():
+            if name == chosen or (not chosen and type(feature).__name__ == default_type):
+                return str(name)
+        problem = f"no column {chosen}" if chosen else "no suitable column"
+        raise UserError(f"{self.path} has {problem} for {option}=; its columns are {', '.join(features)}")
 
     def _read_items(
-        self, split: Any, columns: tuple[str, str, str | None], split_name: str, mode: Literal["L", "RGB"]
+        self, split: Any, inputs: str, labels: list[str], split_name: str, mode: Literal["L", "RGB"]
     ) -> Iterator[tuple[Any, ...]]:
         """Yield (input, class) or (input, class, client) for each row; images are resized to uint8 arrays.
 
         Args:
             split: rows of the Hugging Face dataset, as dictionaries.
-            columns: names of the columns of inputs, classes and natural clients; the last is None if there are none.
+            inputs: column of inputs.
+            labels: column of classes and, if there is one, that of natural clients.
             split_name: e.g. ``the train split of ylecun/mnist``, for messages.
             mode: ``L`` for greyscale images, else ``RGB``.
         """
-        inputs, target, group = columns
         for position, row in enumerate(split):
             value = row[inputs]
             if hasattr(value, "getbands"):  # a Pillow image
@@ -177,7 +159,7 @@ class Hub(DatasetSource):
                     f"item {position} of {split_name} is text; expected images or lists of numbers in column {inputs}; "
                     f"for texts use the dataset text(hub={self.path})"
                 )
-            yield (value, row[target]) if group is None else (value, row[target], row[group])
+            yield value, *(row[column] for column in labels)
 
 
 HUB = Hub("hub", "any dataset on the Hugging Face Hub", example="hub(path=ylecun/mnist)")

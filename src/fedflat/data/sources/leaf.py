@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from fedflat.data.dataset import Dataset
+from fedflat.data.dataset import Dataset, Examples, Kind
 from fedflat.data.files.cache import cache_entry, fingerprint, open_cached
 from fedflat.data.files.mapped import ArrayWriter, MappedTensor
 from fedflat.data.sources.source import DatasetSource, FileReport
@@ -30,37 +30,16 @@ ArraysByName = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class LeafArrays:
-    """The converted arrays of a LEAF dataset, training examples first.
+class Leaf(DatasetSource):
+    """A dataset in LEAF's format: JSON files with the examples of each user, converted once to cached arrays.
 
     Attributes:
-        arrays: mapped arrays [n, ...] by name.
-        groups: user of each example [n] int64.
-        num_train: number of training examples.
-        users: names of the users.
-        statistics: result of ``Leaf.statistics``.
+        classes: names of the classes.
+        kind: kind of the examples.
     """
 
-    arrays: dict[str, MappedTensor]
-    groups: torch.Tensor
-    num_train: int
-    users: tuple[str, ...]
-    statistics: dict[str, Any]
-
-    def split(self, array: str, test: bool) -> MappedTensor:
-        """Return the rows of an array that belong to training (or, with ``test``, to test) examples."""
-        values = self.arrays[array]
-        return values.part(self.num_train, len(values) - self.num_train) if test else values.part(0, self.num_train)
-
-    def groups_of(self, test: bool) -> torch.Tensor:
-        """Return the user of each training or test example."""
-        return self.groups[self.num_train :] if test else self.groups[: self.num_train]
-
-
-@dataclass(frozen=True)
-class Leaf(DatasetSource):
-    """A dataset in LEAF's format: JSON files with the examples of each user, converted once to cached arrays."""
-
+    classes: ClassVar[tuple[str, ...]]
+    kind: ClassVar[Kind] = "image"
     remedy = "generate it again with LEAF's preprocess.sh"
 
     @abstractmethod
@@ -71,11 +50,11 @@ class Leaf(DatasetSource):
         """
 
     @abstractmethod
-    def assemble(self, leaf: LeafArrays) -> Dataset:
-        """Build the dataset from its arrays."""
+    def examples(self, arrays: dict[str, MappedTensor], groups: torch.Tensor) -> Examples:
+        """Return the examples of one split, given its arrays [n, ...] by name and the user of each example [n]."""
 
     def statistics(self, train: list[ArraysByName]) -> dict[str, Any]:
-        """Compute plain values from the training users' arrays, to be stored with them."""
+        """Return the dataset's ``mean`` and ``std``, if it has them, given the arrays of each training user."""
         return {}
 
     @property
@@ -105,7 +84,14 @@ class Leaf(DatasetSource):
         about = json.loads((entry / "about.json").read_text(encoding="utf-8"))
         arrays = {name: open_cached(entry, name) for name in about["arrays"]}
         groups = open_cached(entry, "groups").clone()
-        return self.assemble(LeafArrays(arrays, groups, about["train"], tuple(about["users"]), about["statistics"]))
+        splits = []
+        for start, stop in ((0, about["train"]), (about["train"], len(groups))):
+            rows = {name: array.part(start, stop - start) for name, array in arrays.items()}
+            splits.append(self.examples(rows, groups[start:stop]))
+        statistics = {name: tuple(values) for name, values in about["statistics"].items()}
+        return Dataset(
+            self.text, *splits, self.classes, **statistics, kind=self.kind, group_names=tuple(about["users"])
+        )
 
     def _write_arrays(self, paths: dict[str, list[Path]], folder: Path) -> None:
         """Convert JSON files to arrays in ``folder``: training users in alphabetical order, then test users.

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from fedflat.data.dataset import Dataset, Examples
 from fedflat.data.files.cache import cache_entry, fingerprint
 from fedflat.data.files.mapped import MappedTensor
 from fedflat.data.files.tokeniser import TOKENISER_VALUES, load_tokeniser, tokeniser_versions
-from fedflat.data.sources.leaf import ArraysByName, Leaf, LeafArrays
+from fedflat.data.sources.leaf import ArraysByName, Leaf
 from fedflat.data.sources.source import DatasetCard
 from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
 from fedflat.errors import UserError
@@ -46,6 +47,8 @@ class Shakespeare(Leaf):
     characters, two views of the same file.
     """
 
+    classes = tuple(CHARACTERS)
+    kind = "text"
     options: ShakespeareOptions = field(default=ShakespeareOptions(), kw_only=True)
 
     def read(self, data_dir: Path) -> Dataset:
@@ -90,15 +93,11 @@ class Shakespeare(Leaf):
         numbers = number_of_byte[np.frombuffer(text.encode("ascii"), dtype=np.uint8)]
         return {"rows": numbers.reshape(-1, LENGTH + 1)}
 
-    def assemble(self, leaf: LeafArrays) -> Dataset:
-        """Build the dataset from its arrays, with inputs [n, 80] and targets [n, 80] (or [n] for ``targets=last``)."""
-        splits = []
-        for test in (False, True):
-            rows = leaf.split("rows", test)
-            inputs, next_characters = rows.part(0, LENGTH, dim=1), rows.part(1, LENGTH, dim=1)
-            targets = next_characters[:, -1].clone() if self.options.targets == "last" else next_characters
-            splits.append(Examples(inputs, targets, leaf.groups_of(test)))
-        return Dataset(self.text, splits[0], splits[1], tuple(CHARACTERS), kind="text", group_names=leaf.users)
+    def examples(self, arrays: dict[str, MappedTensor], groups: torch.Tensor) -> Examples:
+        """Return inputs [n, 80] and targets [n, 80], or [n] for ``targets=last``."""
+        inputs, next_characters = (arrays["rows"].part(start, LENGTH, dim=1) for start in (0, 1))
+        targets = next_characters[:, -1].clone() if self.options.targets == "last" else next_characters
+        return Examples(inputs, targets, groups)
 
 
 def _texts(data: Dataset, test: bool) -> Iterator[Row]:

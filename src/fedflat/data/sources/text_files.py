@@ -22,6 +22,8 @@ from fedflat.text import param
 SUFFIXES = (".jsonl", ".txt")
 """A dataset text with one of these suffixes is the path of a file of texts."""
 READABLE = (*SUFFIXES, ".csv")
+MAX_CSV_FIELD = 2**31 - 1
+"""Largest number of characters in a CSV field; Python's limit is 131,072 by default."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class TextFiles(DatasetSource):
         if path.is_dir():
             found = {split: [path / f"{split}{suffix}" for suffix in READABLE] for split in ("train", "test")}
             files = {split: file for split, paths in found.items() for file in paths if file.is_file()}
-        if "train" not in files or not files["train"].is_file() or files["train"].suffix not in READABLE:
+        if "train" not in files or not files["train"].is_file() or files["train"].suffix.lower() not in READABLE:
             problem = "has no texts" if path.exists() else f"does not exist{similar_file(path)}"
             raise UserError(
                 f"{path} {problem}; expected a {', '.join(READABLE)} file, a folder with such files named train and "
@@ -115,15 +117,18 @@ class TextFiles(DatasetSource):
 
 def _read_file(file: Path) -> Iterator[Row]:
     """Yield the rows of a file, one at a time."""
+    suffix = file.suffix.lower()
     try:
-        with file.open(encoding="utf-8", newline="" if file.suffix == ".csv" else None) as stream:
-            if file.suffix == ".csv":
+        # Excel begins UTF-8 files with a byte order mark, which utf-8-sig drops.
+        with file.open(encoding="utf-8-sig", newline="" if suffix == ".csv" else None) as stream:
+            if suffix == ".csv":
+                csv.field_size_limit(MAX_CSV_FIELD)
                 yield from csv.DictReader(stream)
                 return
             for number, line in enumerate(stream, 1):
                 if not line.strip():
                     continue
-                yield line.rstrip("\n") if file.suffix == ".txt" else _parse_line(line, f"line {number} of {file}")
+                yield line.rstrip("\n") if suffix == ".txt" else _parse_line(line, f"line {number} of {file}")
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} cannot be read ({error}); expected text in UTF-8") from error
 

@@ -28,6 +28,10 @@ class TinyImageNet(DatasetSource):
     train_per_class: int = 500
     test_images: int = 10_000
 
+    @property
+    def remedy(self) -> str:
+        return f"delete it, then {super().remedy}"  # `get` keeps an existing folder
+
     def find(self, data_dir: Path, file: str) -> Path | None:
         """Return the folder, else the archive, which need not be unpacked."""
         return next((data_dir / name for name in (ROOT, ARCHIVE) if (data_dir / name).exists()), None)
