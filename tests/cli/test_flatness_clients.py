@@ -173,7 +173,8 @@ def test_the_log_command_shows_several_runs(looked_at: Path, with_variates: Path
         "flatness.clients=2",
     )
     call("run", "fedcm", *TINY, *little, "--seed", 1, "--out", tmp_path / "cm")
-    found = document("flatness", "log", looked_at, tmp_path / "cm", "--out", tmp_path)["runs"]
+    runs = (looked_at, tmp_path / "cm", looked_at, looked_at)  # repetitions are ignored
+    found = document("flatness", "log", *runs, "--out", tmp_path)["runs"]
     assert list(found) == ["fedsam+wima, seed 0", "fedcm, seed 1"]
     assert found["fedsam+wima, seed 0"]["log"].keys() == {"cosine", "diversity"}
     history = [json.loads(line) for line in (tmp_path / "cm" / "metrics.jsonl").read_text().splitlines()]
