@@ -151,8 +151,11 @@ def test_stability(tmp_path: Path) -> None:
         2,
         "--examples",
         30,
+        "--clip",
+        "null",
     )
     found = document(*arguments, "--out", tmp_path / "s")
+    assert json.loads((tmp_path / "s" / "settings.json").read_text())["clip"] == "null"  # the same in every process
     assert [look["round"] for look in found["rounds"]] == [1, 2, 3]
     assert all(distance > 0 for distance in found["rounds"][0]["distance"])
     assert [swap["first_round"] for swap in found["swaps"]] == [1, 1]
