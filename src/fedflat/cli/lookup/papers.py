@@ -100,6 +100,8 @@ def _print_measured(
     if as_json:
         print_json([entry.document() for entry in entries])
         return
+    if not entries:
+        raise UserError(f"there is no stored result in {results}; fedflat reproduce ... --record {results} adds some")
     # Columns that are empty in every row are left out.
     columns = [index for index in range(len(LEDGER_COLUMNS)) if any(row[index] for row in rows)]
     heads = [LEDGER_COLUMNS[index] for index in columns]
