@@ -207,7 +207,7 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     files = [text for text in references if is_weights_file(text)]
-    _require_module_and_dataset(files, flags.module, flags.dataset)
+    _require_module_and_dataset(files, flags)
     networks: dict[str, nn.Module] = {}  # of runs that were trained with a user-supplied network
     how = {"device": flags.device, "precision": flags.precision}
     for text in references:
@@ -241,15 +241,17 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     return dict(zip(short_names(models), models, strict=True))
 
 
-def _require_module_and_dataset(files: Sequence[str], module: str | None, dataset: str | None) -> None:
-    """Reject weights files without --module and --dataset, and --dataset without a weights file."""
-    if files and (module is None or dataset is None):
+def _require_module_and_dataset(files: Sequence[str], flags: ModelFlags) -> None:
+    """Reject weights files without --module and --dataset, and flags for their data without a weights file."""
+    if files and (flags.module is None or flags.dataset is None):
         raise UserError(
             f"{files[0]} is a weights file and needs --module FILE.py:FUNCTION (a function that builds its module) and "
             "--dataset NAME; for a model of a run, name the run's folder"
         )
-    if not files and dataset is not None:
+    if not files and flags.dataset is not None:
         raise UserError("--dataset is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
+    if not files and flags.data_dir is not None:
+        raise UserError("--data-dir is for weights files; the data of a run are in the folder data.dir of its config")
 
 
 def _require_once(name: str, names: Sequence[str]) -> None:
