@@ -123,7 +123,7 @@ def _print_evaluation(
     cells.append(_shown_column(losses, "loss"))
     cells += [_shown_column([row_scores.get(name) for row_scores in scores], name) for name in others]
     console.print()
-    console.print(heading, style="bold", markup=False)
+    console.print(heading, style="bold")
     console.print()
     console.print(table(columns, zip(names, sizes, *cells, strict=True), numeric=columns[2:]))
     for part, results in evaluation.parts.items():
@@ -133,7 +133,7 @@ def _print_evaluation(
     if missing:
         console.print()
         for part, reason in missing.items():
-            console.print(f"Not on {part}: {reason}.", style="dim", markup=False)
+            console.print(f"Not on {part}: {reason}.", style="dim")
 
 
 def _shown_column(values: Iterable[float | None], metric: str) -> list[str | None]:

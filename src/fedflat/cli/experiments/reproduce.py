@@ -360,7 +360,7 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
         files["chart"] = chart
     console.print(key_values(files))
     for command in picture_commands(plan, folder):
-        console.print(f"picture: {command}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"picture: {command}", soft_wrap=True)
 
 
 def _verdict_rule(plan: ReproductionPlan) -> str:

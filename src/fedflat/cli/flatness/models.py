@@ -110,7 +110,7 @@ def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[
     if on == "train":
         warnings.append(describe_unequal_losses(means, has_runs=len(files) < len(models)))
     for warning in filter(None, warnings):
-        screen().print(warning, style="yellow", markup=False)
+        screen().print(warning, style="yellow")
 
 
 def print_normalisation(models: Mapping[str, RunModel], losses: Mapping[str, float], on: str = "train") -> list[str]:
@@ -122,7 +122,7 @@ def print_normalisation(models: Mapping[str, RunModel], losses: Mapping[str, flo
         shown = ", ".join(f"{name} {losses[name]:.4g}" for name in files)
         normalisation = _describe_normalisation(models[files[0]].problem.data)
         check = f"check that the {on} loss on these examples agrees with your script (model.eval()): {shown}"
-        screen().print(f"{normalisation}; {check}", markup=False)
+        screen().print(f"{normalisation}; {check}")
     return files
 
 

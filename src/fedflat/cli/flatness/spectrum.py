@@ -181,7 +181,7 @@ def _print_spectra(
         for result in per_subset:
             if not result.converged:
                 message = f"{name}: not converged{criterion}; {result.unconverged}; {_remedy(result)}"
-                screen().print(message, markup=False)
+                screen().print(message)
 
 
 def _print_eigenvalues(spectra: dict[str, list[Spectrum]]) -> None:

@@ -91,7 +91,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = (), miss
             if record.status != "diverged":
                 details = f" after {record.rounds} of {record.config.training.rounds} rounds{details}"
             message = f"{record.config.algorithm}, seed {record.config.seed}: {current_status(record)}{details}"
-            console.print(message, style="red" if record.status == "diverged" else "yellow", markup=False)
+            console.print(message, style="red" if record.status == "diverged" else "yellow")
     print_row_warnings(comparison)
     console.print(verdict(comparison, missing), style="bold")
 
