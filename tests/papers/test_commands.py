@@ -132,6 +132,17 @@ def test_an_interrupted_run_is_resumed(fedflat, tmp_path):
     assert again["cells"] == whole["cells"]
 
 
+def test_an_interruption_is_reported_with_the_finished_runs(fedflat, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedflat.experiment.campaign.compare.run_each", interrupt)
+    result = fedflat("reproduce", "fedswa/table6", "--representative", *SMALL, "--out", "here")
+    assert result.exit_code == 130
+    said = "interrupted; 0 of 1 runs of fedswa/table6 finished; repeat the command to continue"  # with the same --out
+    assert result.stderr == f"fedflat: {said}\n"
+
+
 def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     shown = fedflat("reproduce", "fedswa/table3", "--cells", "fedavg/*", "--seeds", "2", "--dry-run").stdout
     assert "6 with 2 seeds, 0 finished" in shown

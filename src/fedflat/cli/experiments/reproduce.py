@@ -113,7 +113,7 @@ def reproduce(
         if not silent:
             _print_work(plan, work, stderr=True)
             _confirm_if_long(plan, work, yes)
-        measured, failure = _run(plan, folder, jobs, silent, record)  # after a failure, finished runs are still shown
+        measured, failure = _run(plan, jobs, silent, record)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
         chart = _write_chart(paper_table, outcomes, folder)
@@ -185,7 +185,7 @@ def _folder_name(deviations: Deviations) -> str:
 
 
 def _run(
-    plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool, results_folder: Path | None
+    plan: ReproductionPlan, jobs: int | None, silent: bool, results_folder: Path | None
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
     """Do the unfinished runs and measure the models; store the results of all runs in ``results_folder``, if given.
 
@@ -216,9 +216,8 @@ def _run(
                     write_result(results_folder, planned_result(plan, run, record, measured[run.folder], jobs or 1))
                 display.count_run()
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"{len(measured)} of {len(plan.runs)} runs finished; repeat the command with --out {out} to continue"
-        ) from None
+        finished = f"{len(measured)} of {len(plan.runs)} runs of {plan.table.full_name} finished"
+        raise Interrupted(f"{finished}; repeat the command to continue") from None
     except UserError as error:
         if not measured:
             raise
