@@ -49,6 +49,7 @@ def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_reg
     again = fedflat("new", "model", "my-model")
     assert again.exit_code == 2 and "test_my_model.py already exists" in again.stderr
     assert not (tmp_path / "my_model.py").exists()
+    assert "--plugin 'my own/my_model.py'" in fedflat("new", "model", "my-model", "--out", "my own").stdout
 
 
 @pytest.mark.parametrize(
