@@ -43,7 +43,7 @@ def about(context: typer.Context) -> None:
     Example: fedflat data describe digits --partition 'dirichlet(alpha=0.1)'
     """
     if context.invoked_subcommand is None:
-        list_all(folder=None, as_json=False)
+        context.invoke(context.command.commands["list"])  # type: ignore[attr-defined]
 
 
 @data.command("list")
