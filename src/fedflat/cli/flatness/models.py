@@ -311,7 +311,21 @@ def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
     return model.record.folder.path / "flatness" / measurement
 
 
-def test_metric(model: RunModel) -> dict[str, float | None]:
+def model_documents(models: Mapping[str, RunModel], values: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a description of each model, its test metric and its measured ``values``, as JSON-compatible values."""
+    return {
+        name: {
+            "model": model.label,
+            "described": model.description,
+            "parameters": model.problem.layout.size,
+            "test": _test_metric(model),
+            **values[name],
+        }
+        for name, model in models.items()
+    }
+
+
+def _test_metric(model: RunModel) -> dict[str, float | None]:
     """Evaluate the task's metric on the test set; returns it by name, None if the dataset has no test examples."""
     from fedflat.experiment.analysis.run_model import with_statistics
     from fedflat.experiment.analysis.scoring import Scorer
@@ -324,7 +338,7 @@ def test_metric(model: RunModel) -> dict[str, float | None]:
 
 
 def test_column(document: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return the heading of the test metric, and its values as text by model; ``document`` holds them by model."""
+    """Return the heading of the test metric, and its values as text by model, from a document with the models."""
     # By model: the name of its metric and the value.
     tests = {name: next(iter(model["test"].items())) for name, model in document["models"].items()}
     first_metric, _ = next(iter(tests.values()))
