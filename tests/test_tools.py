@@ -61,12 +61,9 @@ def test_the_same_seed_chooses_the_same_lines() -> None:
     mutate = tool("mutate")
     chosen = mutate.draw_mutations(3, 20)
     assert chosen == mutate.draw_mutations(3, 20) and len({(change.file, change.line) for change in chosen}) == 20
-    assert {change.file.parts[2] for change in mutate.draw_mutations(0, 200)} == {
-        "algorithms",
-        "averaging",
-        "engines",
-        "flatness",
-    }
+    files = [change.file for change in mutate.draw_mutations(0, 500)]
+    assert {file.parts[2] for file in files} == {"algorithms", "averaging", "engines", "flatness"}
+    assert not any("cards" in file.parts for file in files)  # they hold published values, not arithmetic
 
 
 @pytest.fixture

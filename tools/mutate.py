@@ -54,8 +54,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
 }
 """Tests by folder, those most likely to fail first; the first folder that contains a file counts."""
-SKIPPED_FILES = ("cards.py", "__init__.py")
-"""Files without arithmetic."""
+SKIPPED = ("cards", "__init__.py")
+"""Folders and files without arithmetic."""
 TIMEOUT = 1800
 """Seconds after which a mutation that makes the tests hang counts as detected."""
 WRONG_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
@@ -160,8 +160,8 @@ def draw_mutations(seed: int, count: int) -> list[Mutation]:
     by_line: dict[tuple[Path, int], list[Mutation]] = {}
     for folder in sorted({tested.partition("/")[0] for tested in TESTS}):
         for path in sorted((ROOT / SOURCE / folder).rglob("*.py")):
-            if path.name not in SKIPPED_FILES:
-                file = path.relative_to(ROOT)
+            file = path.relative_to(ROOT)
+            if not set(SKIPPED) & set(file.parts):
                 for mutation in mutations(file, path.read_text(encoding="utf-8")):
                     by_line.setdefault((file, mutation.line), []).append(mutation)
     generator = random.Random(seed)

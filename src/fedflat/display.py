@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from math import floor, log10
+from math import floor, isfinite, log10
 from statistics import median_low
 
 SHARES = frozenset({"accuracy", "miou", "iou", "pixel_accuracy", "mAP", "label_accuracy", "f1", "exact_match"})
@@ -47,14 +47,16 @@ def shown_loss_or_error(value: float, name: str) -> str:
 def column_format(values: Iterable[float | None], digits: int = 4) -> str:
     """Choose one format for the numbers of a column, with ``digits`` significant digits for their median.
 
-    >>> column_format([0.7435, 0.741]), column_format([53.2, 1204.5, None]), column_format([3e-9])
-    ('.4f', '.2f', '.3e')
+    >>> column_format([0.74, 0.7]), column_format([53.2, 1204.5, None]), column_format([3e-9]), column_format([2e30])
+    ('.4f', '.2f', '.3e', '.3e')
+    >>> column_format([float("inf")])
+    '.4g'
     """
-    magnitudes = [abs(value) for value in values if value]
+    magnitudes = [abs(value) for value in values if value and isfinite(value)]
     if not magnitudes:
         return ".4g"
     decimals = digits - 1 - floor(log10(median_low(magnitudes)))
-    return f".{max(decimals, 0)}f" if decimals <= 7 else ".3e"
+    return f".{max(decimals, 0)}f" if -7 < decimals <= 7 else ".3e"
 
 
 def shown_target(target: float, metric: str) -> str:
@@ -81,12 +83,13 @@ BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
 def shown_bytes(count: float | None, largest: float | None = None) -> str:
     """Format a number of bytes in decimal units; the ``largest`` number of a column determines its unit and decimals.
 
-    >>> shown_bytes(123), shown_bytes(45_600_000), shown_bytes(968_000, largest=1_936_000)
-    ('123 B', '45.6 MB', '0.97 MB')
+    >>> shown_bytes(123), shown_bytes(45_600_000), shown_bytes(999_900), shown_bytes(968_000, largest=1_936_000)
+    ('123 B', '45.6 MB', '1 MB', '0.97 MB')
     """
     if count is None:
         return "–"
-    power = min(int(log10(max(largest or count, 1)) / 3), len(BYTE_UNITS) - 1)
+    rounded = float(f"{largest or count:.3g}")
+    power = min(int(log10(max(rounded, 1)) / 3), len(BYTE_UNITS) - 1)
     unit = 1000**power
     if power == 0:
         number_format = ".0f"

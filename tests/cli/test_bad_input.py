@@ -41,6 +41,7 @@ WRONG = {
     "unknown model": (("run", "--model", "resnet81"), "'resnet81'; did you mean resnet18"),
     "model for larger images": (("run", "--model", "cnn"), "cnn needs images of at least 16x16 pixels"),
     "unknown augmentation": (("run", "--augmentation", "crop-flop"), "'crop-flop'"),
+    "huge count": (("flatness", "sharpness", "r", "--ascent-steps", "9" * 11), "--ascent-steps 99999999999 is too"),
     "unknown device": (("run", "--device", "gpu"), "engine.device='gpu' is invalid"),
     "no config file": (("run", "--config", "missing.yaml"), "cannot read missing.yaml"),
     "resume of nothing": (("resume", "nothing"), "in nothing"),

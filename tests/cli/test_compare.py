@@ -247,6 +247,11 @@ def test_diverged_rows_are_not_best():
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))
 
 
+def test_runs_with_different_metrics_are_not_ranked():
+    other_task = replace(record("fedavg", 0, 0.5, "diverged", model="lenet5"), metric="rmse")
+    assert verdict(Comparison([other_task, record("fedsam", 0, 0.5)])).startswith("These runs differ in more than")
+
+
 def test_unfinished_seeds_are_left_out_of_means(capsys):
     def runs(name: str, *statuses: str) -> list[Record]:
         return [record(name, seed, 0.9 - 0.4 * seed, status) for seed, status in enumerate(statuses)]

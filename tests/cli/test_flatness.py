@@ -365,6 +365,7 @@ def test_unequal_losses_of_weights_files(fedflat, weights, monkeypatch):
         ("own.pt", MEASURED[:2], "--dataset NAME"),
         ("RUN", MEASURED[:2], "--module is for weights files"),
         ("RUN", MEASURED[2:], "--dataset is for weights files"),
+        ("RUN", ("--data-dir", "data"), "--data-dir is for weights files ... data.dir of its config"),
         ("missing.pt", MEASURED, "missing.pt does not exist"),
         ("own.pt", ("--module", "net.py", *MEASURED[2:]), "'net.py'; expected FILE.py:FUNCTION"),
         ("own.pt", ("--module", "nett.py:make_model", *MEASURED[2:]), "nett.py does not exist"),

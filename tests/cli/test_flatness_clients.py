@@ -151,8 +151,11 @@ def test_stability(tmp_path: Path) -> None:
         2,
         "--examples",
         30,
+        "--clip",
+        "null",
     )
     found = document(*arguments, "--out", tmp_path / "s")
+    assert json.loads((tmp_path / "s" / "settings.json").read_text())["clip"] == "null"  # the same in every process
     assert [look["round"] for look in found["rounds"]] == [1, 2, 3]
     assert all(distance > 0 for distance in found["rounds"][0]["distance"])
     assert [swap["first_round"] for swap in found["swaps"]] == [1, 1]
@@ -173,7 +176,8 @@ def test_the_log_command_shows_several_runs(looked_at: Path, with_variates: Path
         "flatness.clients=2",
     )
     call("run", "fedcm", *TINY, *little, "--seed", 1, "--out", tmp_path / "cm")
-    found = document("flatness", "log", looked_at, tmp_path / "cm", "--out", tmp_path)["runs"]
+    runs = (looked_at, tmp_path / "cm", looked_at, looked_at)  # repetitions are ignored
+    found = document("flatness", "log", *runs, "--out", tmp_path)["runs"]
     assert list(found) == ["fedsam+wima, seed 0", "fedcm, seed 1"]
     assert found["fedsam+wima, seed 0"]["log"].keys() == {"cosine", "diversity"}
     history = [json.loads(line) for line in (tmp_path / "cm" / "metrics.jsonl").read_text().splitlines()]

@@ -152,7 +152,7 @@ def test_short_names_are_distinct(finished: Path, compared: Path, tmp_path: Path
 
     one, two, *others = runs_of(compared)
     with pytest.raises(UserError, match=r"pass one of them, or several: \S+/runs/\*/seed-\*$"):
-        open_models([str(compared)], True, ModelFlags(device="cpu", precision=None, module=None, dataset=None))
+        open_models([str(compared)], True, ModelFlags("cpu", None, None, None, None))
     assert names(one, next(run for run in others if run.parent != one.parent)) == ["fedavg", "fedsam"]
     assert names(one, two) == ["fedavg (seed 0)", "fedavg (seed 1)"]
     assert names(finished, f"{finished}:server") == ["wima", "server"]

@@ -111,6 +111,7 @@ def test_datasets_are_listed_with_partitions_and_augmentations(fedflat):
     shown = fedflat("data").stdout
     assert shown == fedflat("data", "list").stdout
     assert "dirichlet(alpha=0.1" in shown and "crop-flip" in shown
+    assert "\nin data[b]:cat:\n" in fedflat("data", "list", "--data-dir", "data[b]:cat:").stdout  # no markup, no emoji
 
 
 def test_data_is_described(fedflat):

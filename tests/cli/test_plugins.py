@@ -30,7 +30,7 @@ RUN_KINDS = ("algorithm", "dataset", "model")
 """The kinds that the runs of these tests use."""
 
 
-def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_registries):
+def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_registries, monkeypatch):
     for kind, use in USES.items():
         result = fedflat("new", kind, f"my-{kind}")
         assert result.stdout.splitlines() == [f"my_{kind}.py", f"test_my_{kind}.py", f"Next: {use}"]
@@ -48,7 +48,10 @@ def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_reg
     (tmp_path / "my_model.py").unlink()
     again = fedflat("new", "model", "my-model")
     assert again.exit_code == 2 and "test_my_model.py already exists" in again.stderr
+    monkeypatch.setenv("FEDFLAT_PLUGINS", "my_dataset.py")
+    assert "my-dataset" in fedflat("data").stdout
     assert not (tmp_path / "my_model.py").exists()
+    assert "--plugin 'my own/my_model.py'" in fedflat("new", "model", "my-model", "--out", "my own").stdout
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,18 @@ def test_json_of_all_runs_below_a_folder(fedflat, compared):
     }
 
 
+def test_runs_with_different_metrics_and_a_loss_that_is_not_finite(fedflat, finished, running):
+    status = {"status": "diverged", "rounds": 2, "metric": "loss", "lower_is_better": True}
+    (running / "status.json").write_text(json.dumps(status))
+    lines = [json.loads(line) for line in (running / "metrics.jsonl").read_text().splitlines()]
+    for metrics in lines[-1]["test"].values():
+        metrics["loss"] = None
+    (running / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert (run := read_run(running)).loss is run.value is None and run.best > 0
+    shown = fedflat("watch", running, finished, "--once").stdout
+    assert " metric " in shown and "accuracy" not in shown
+
+
 def test_empty_and_missing_folders(fedflat, tmp_path):
     assert "no run has begun yet" in fedflat("watch", tmp_path, "--once").stdout
     result = fedflat("watch", tmp_path / "nowhere")

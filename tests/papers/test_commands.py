@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,17 @@ def test_an_interrupted_run_is_resumed(fedflat, tmp_path):
     again = json.loads(fedflat(*arguments, "--out", "halves").stdout)
     assert 0 < again["cost"]["rounds"] < 20
     assert again["cells"] == whole["cells"]
+
+
+def test_an_interruption_is_reported_with_the_finished_runs(fedflat, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedflat.experiment.campaign.compare.run_each", interrupt)
+    result = fedflat("reproduce", "fedswa/table6", "--representative", *SMALL, "--out", "here")
+    assert result.exit_code == 130
+    said = "interrupted; 0 of 1 runs of fedswa/table6 finished; repeat the command to continue"  # with the same --out
+    assert result.stderr == f"fedflat: {said}\n"
 
 
 def test_a_dry_run_runs_nothing(fedflat, tmp_path):
@@ -285,11 +297,14 @@ def test_figures_name_the_commands_that_draw_them(fedflat):
 def test_every_panel_of_a_figure_is_drawn(fedflat):
     """Commands use the chosen cells, and planes need three models."""
 
+    out = Path("my out")
+
     def pictures(*cells: str) -> list[str]:
         table = find_table("eccv/figure14")
-        return picture_commands(make_plan(table, table.choose(cells), [0, 1], Path("out"), Deviations()), Path("out"))
+        return picture_commands(make_plan(table, table.choose(cells), [0, 1], out, Deviations()), out)
 
     first, second = pictures()
+    assert len(shlex.split(first)) == len(first.replace("my out", "my_out").split())
     assert first.count("alpha-0/seed-0:server") == second.count("alpha-0.5-0.05-5cl/seed-0:server") == 3
     assert pictures("*/alpha-0") == [first]
     assert pictures("fedavg/*") == []

@@ -154,6 +154,8 @@ def test_measured_cells_are_printed(fedflat):  # noqa: F811
                                        "fedswa").stdout)  # fmt: skip
     assert accuracy["published"] == "41.2±0.2" and accuracy["files"]
     assert "--measured" in fedflat("papers", "--dataset", "cifar10").stderr
+    Path("empty").mkdir()
+    assert "no stored result in empty" in fedflat("papers", "--measured", "--results", "empty").stderr
 
 
 def test_reproduce_records_results_of_the_same_form(fedflat):  # noqa: F811

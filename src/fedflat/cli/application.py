@@ -166,7 +166,7 @@ def _add_plugin_option(command: Any) -> None:
 
     def call_with_plugins(*, plugin: Sequence[str] | None, **arguments: Any) -> Any:
         """Load the plugins of the environment variable and of ``--plugin``, then run the command."""
-        _check_numbers(arguments)
+        _check_numbers(command.params, arguments)
         load_plugins([*listed_plugins(), *(plugin or ())])
         return call(**arguments)
 
@@ -204,11 +204,12 @@ def _plugin_option() -> Any:
     return typer.main.get_command(option_only).params[0]
 
 
-def _check_numbers(arguments: dict[str, Any]) -> None:
+def _check_numbers(options: Sequence[Any], arguments: dict[str, Any]) -> None:
     """Reject numbers that are NaN, infinite or too large in the options of a command."""
+    flags = {option.name: option.opts[0] for option in options}
     for name, value in arguments.items():
         for number in value if isinstance(value, list | tuple) else [value]:
-            flag = f"--{name.replace('_', '-')}"
+            flag = flags[name]
             if isinstance(number, float) and not math.isfinite(number):
                 raise UserError(f"{flag} {number} is invalid; expected a finite number")
             largest = MAX_SEED if name.endswith("seed") else MAX_COUNT

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from fedflat.papers.library import find_table
@@ -40,8 +41,8 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
     for cell in plan.cells:
         for runs in plan.runs_of(cell):
             if runs:
-                first_runs.setdefault(cell.name, str(runs[0].folder))
-                models.setdefault(cell.name, []).append(f"{runs[0].folder}:{cell.evaluated}")
+                first_runs.setdefault(cell.name, quote(str(runs[0].folder)))
+                models.setdefault(cell.name, []).append(quote(f"{runs[0].folder}:{cell.evaluated}"))
 
     def matching_models(pattern: str) -> str:
         """Return the models of the cells that match a pattern."""
@@ -54,11 +55,11 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
         ``each`` is the run that ``{each}`` stands for.
         """
         values: dict[str, Callable[[str], str]] = {
-            "out": lambda _: str(out),
+            "out": lambda _: quote(str(out)),
             "figure": lambda _: plan.table.name,
             "each": lambda _: each,
             "run": lambda cell: first_runs.get(cell, ""),
-            "runs": lambda _: " ".join(str(run.folder) for run in plan.runs),
+            "runs": lambda _: " ".join(quote(str(run.folder)) for run in plan.runs),
             "models": lambda pattern: matching_models(pattern or "*"),
         }
         filled_values = [values[name](argument) for name, argument in _PLACEHOLDER.findall(command)]

@@ -125,39 +125,35 @@ def make_plan(
     sources = dict.fromkeys(source for cell in cells for source in table.sources(cell))
     reasons = {cell.name: _reason_not_runnable(cell, deviations) for cell in sources}
     not_runnable = {name: reason for name, reason in reasons.items() if reason}
-    # These four dictionaries are indexed by experiment; the inner dictionaries serve as ordered sets.
-    configs: dict[str, Config] = {}
-    cell_names: dict[str, dict[str, None]] = {}
-    stand_ins: dict[str, dict[str, None]] = {}
-    queries: dict[str, dict[ModelQuery, None]] = {}
+    configs: dict[str, Config] = {}  # by experiment
+    uses: dict[str, list[tuple[Cell, tuple[str, ...]]]] = {}  # by experiment: cells that need it, with its stand-ins
     for cell in sources:
-        if cell.name in not_runnable:
-            continue
-        for paper_config in cell.configs:
-            config, replaced = deviations.apply(paper_config)
+        for paper_config in () if cell.name in not_runnable else cell.configs:
+            config, stand_ins = deviations.apply(paper_config)
+            if deviations.small and isinstance(cell.statistic, Corrupted):
+                stand_ins = (*stand_ins, f"{CORRUPTIONS} for published corruptions")
             key = _key(config)
             configs[key] = config
-            cell_names.setdefault(key, {})[cell.name] = None
-            stand_ins.setdefault(key, {}).update(dict.fromkeys(replaced))
-            queries.setdefault(key, {})
-            if isinstance(cell.statistic, ModelStatistic):
-                queries[key][ModelQuery(cell.statistic, cell.evaluated)] = None
-            if deviations.small and isinstance(cell.statistic, Corrupted):
-                stand_ins[key][f"{CORRUPTIONS} for published corruptions"] = None
+            uses.setdefault(key, []).append((cell, stand_ins))
     folders = _experiment_folders(table.paper, deviations)
     runs = [
         PlannedExperiment(
             config.changed(seed=seed),
             out / folders[key] / f"seed-{seed}",
             key,
-            tuple(cell_names[key]),
-            tuple(stand_ins[key]),
-            tuple(queries[key]),
+            cells=tuple(dict.fromkeys(cell.name for cell, _ in uses[key])),
+            stand_ins=tuple(dict.fromkeys(text for _, stand_ins in uses[key] for text in stand_ins)),
+            queries=tuple(dict.fromkeys(query for cell, _ in uses[key] if (query := _query(cell)) is not None)),
         )
         for seed in seeds
         for key, config in configs.items()
     ]
     return ReproductionPlan(table, tuple(cells), deviations, tuple(seeds), tuple(runs), not_runnable)
+
+
+def _query(cell: Cell) -> ModelQuery | None:
+    """Return what to measure on a model of a run for a cell; None if its number follows from the run's evaluations."""
+    return ModelQuery(cell.statistic, cell.evaluated) if isinstance(cell.statistic, ModelStatistic) else None
 
 
 def _reason_not_runnable(cell: Cell, deviations: Deviations) -> str:

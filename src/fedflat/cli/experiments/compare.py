@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -118,7 +119,7 @@ def compare(
         # Runs finish in any order, so more may have finished than the records that have arrived.
         finished = finished_runs(out, algorithms, seed_list)
         raise Interrupted(
-            f"{finished} of {total_runs} runs finished; repeat the command with --out {out} to continue: "
+            f"{finished} of {total_runs} runs finished; repeat the command with --out {quote(str(out))} to continue: "
             "interrupted runs continue from their last checkpoint"
         ) from None
     except SomeFailed as error:

@@ -125,4 +125,4 @@ def _print_report(discovery: Discovery, document: dict[str, Any]) -> None:
     }
     print_section(f"Best of {counted(len(document['candidates']['search']), 'candidate')}", key_values(results))
     command = f"\n{document['finalists'][0]['command']}"  # outside the table, which would break its lines
-    screen().print(command, soft_wrap=True, highlight=False, markup=False)
+    screen().print(command, soft_wrap=True)

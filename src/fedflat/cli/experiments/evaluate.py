@@ -7,7 +7,7 @@ from functools import partial
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -46,8 +46,19 @@ NOUNS = {
 GROUP = ("natural client", "natural clients")
 """The noun for groups of the test set that are not domains, such as sites or writers."""
 DOMAIN_DATASETS = ("domains", "pacs", "office_home", "idda")
-Row = tuple[str, str, float | None, float | None, float | None, float | None, Mapping[str, float]]
-"""A row of the summary: part, size, primary metric, its standard deviation, its worst tenth, loss, other metrics."""
+
+
+class Row(NamedTuple):
+    """A row of the summary: metrics on a part, e.g. the test set."""
+
+    part: str
+    size: str
+    value: float | None
+    """The primary metric; its mean over the entries of a part that has several."""
+    std: float | None = None
+    worst_tenth: float | None = None
+    loss: float | None = None
+    others: Mapping[str, float] = {}
 
 
 def evaluate(
@@ -116,16 +127,16 @@ def _print_evaluation(
     """
     console, metric = screen(), evaluation.metric
     rows = [row for part, results in evaluation.parts.items() for row in _summary_rows(part, results, metric, nouns)]
-    names, sizes, *values, losses, scores = zip(*rows, strict=True)
-    others = list(dict.fromkeys(name for row_scores in scores for name in row_scores))[:MAX_OTHER_METRICS]
+    others = list(dict.fromkeys(name for row in rows for name in row.others))[:MAX_OTHER_METRICS]
     columns = ("on", "of", with_unit(metric), "standard deviation", "worst 10 %", "loss", *map(with_unit, others))
-    cells = [_shown_column(column, metric) for column in values]
-    cells.append(_shown_column(losses, "loss"))
-    cells += [_shown_column([row_scores.get(name) for row_scores in scores], name) for name in others]
+    cells = [_shown_column([getattr(row, name) for row in rows], metric) for name in ("value", "std", "worst_tenth")]
+    cells.append(_shown_column([row.loss for row in rows], "loss"))
+    cells += [_shown_column([row.others.get(name) for row in rows], name) for name in others]
     console.print()
-    console.print(heading, style="bold", markup=False)
+    console.print(heading, style="bold")
     console.print()
-    console.print(table(columns, zip(names, sizes, *cells, strict=True), numeric=columns[2:]))
+    lines = ((row.part, row.size, *shown) for row, *shown in zip(rows, *cells, strict=True))
+    console.print(table(columns, lines, numeric=columns[2:]))
     for part, results in evaluation.parts.items():
         if part in ("classes", "domains", "corruptions") and len(results["each"]) <= MAX_LISTED:
             console.print()
@@ -133,7 +144,7 @@ def _print_evaluation(
     if missing:
         console.print()
         for part, reason in missing.items():
-            console.print(f"Not on {part}: {reason}.", style="dim", markup=False)
+            console.print(f"Not on {part}: {reason}.", style="dim")
 
 
 def _shown_column(values: Iterable[float | None], metric: str) -> list[str | None]:
@@ -154,19 +165,15 @@ def _summary_rows(part: str, results: dict[str, Any], metric: str, nouns: dict[s
     """
     if part == "test":
         size = f"{shown_count(results['examples'])} examples"
-        return [(part, size, results[metric], None, None, results["loss"], _other_metrics([results], metric))]
+        return [Row(part, size, results[metric], loss=results["loss"], others=_other_metrics([results], metric))]
     if part == "longtail":
         return [
-            _metric_row(f"{name} of the long tail", f"{third['classes']} classes", third[metric])
+            Row(f"{name} of the long tail", f"{third['classes']} classes", third[metric])
             for name, third in results["each"].items()
         ]
     if part.startswith("fine-tuned"):
         return _fine_tuning_rows(results, "unseen clients" if part.endswith("unseen") else "clients")
     return _distribution_rows(part, results, metric, *nouns[part])
-
-
-def _metric_row(name: str, size: str, value: float) -> Row:
-    return name, size, value, None, None, None, {}
 
 
 def _other_metrics(scores: Sequence[Mapping[str, float]], metric: str) -> dict[str, float]:
@@ -187,8 +194,8 @@ def _fine_tuning_rows(results: dict[str, Any], noun: str) -> list[Row]:
     training = f"{counted(results['epochs'], 'epoch')}, lr {results['lr']:g}"
     improved = f"{training}; {100 * results['improved']:.0f} % improved"
     return [
-        _metric_row("before fine-tuning", evaluated_on, results["before"]),
-        _metric_row("after fine-tuning", improved, results["after"]),
+        Row("before fine-tuning", evaluated_on, results["before"]),
+        Row("after fine-tuning", improved, results["after"]),
     ]
 
 
@@ -203,20 +210,20 @@ def _distribution_rows(part: str, results: dict[str, Any], metric: str, singular
     name = {"clients": "clients (training data)", "domains": plural}.get(part, part)
     mean, std, worst, loss = (results.get(key) for key in ("mean", "std", "worst_tenth", "loss"))
     others = {} if part == "corruptions" else _other_metrics(list(results["each"].values()), metric)
-    rows: list[Row] = [(name, size, mean, std, worst, loss, others)]
+    rows = [Row(name, size, mean, std, worst, loss, others)]
     for name in ("seen", "unseen"):
         if part == "domains" and name in results:
             pooled = results[name]
             domains = counted(pooled["domains"], singular)
             pooled_size = f"{domains} together, {shown_count(pooled['examples'])} examples"
             others = _other_metrics([pooled], metric)
-            rows.append((f"{name} {plural}", pooled_size, pooled[metric], None, None, pooled["loss"], others))
+            rows.append(Row(f"{name} {plural}", pooled_size, pooled[metric], loss=pooled["loss"], others=others))
     if "participation_gap" in results:
         gap = results["participation_gap"]
-        rows.append(_metric_row("participation gap", "training minus held-out clients", gap))
+        rows.append(Row("participation gap", "training minus held-out clients", gap))
     if "mean_corruption_error" in results:
         error = results["mean_corruption_error"]
-        rows.append(_metric_row("mean corruption error", f"{size}, over severities", error))
+        rows.append(Row("mean corruption error", f"{size}, over severities", error))
     return rows
 
 

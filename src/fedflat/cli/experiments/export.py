@@ -44,7 +44,7 @@ def export(
             {"folder": folder, "model": model, "round": rounds, "format": export_format, "file": out, "bytes": size}
         )
     else:
-        screen().print(f"{out} ({export_format}, {shown_bytes(size)})", markup=False, highlight=False)
+        screen().print(f"{out} ({export_format}, {shown_bytes(size)})")
         arguments = [repr(model)] * (model != "server") + [f"rounds={rounds}"] * (rounds is not None)
         call = f"fedflat.load({str(folder)!r}).model({', '.join(arguments)})"
-        screen().print(f"The same model in Python: {call}", style="dim", markup=False, highlight=False)
+        screen().print(f"The same model in Python: {call}", style="dim")

@@ -6,6 +6,7 @@ import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from string import Template
 
 import typer
@@ -58,7 +59,7 @@ def new(
         text = Template((TEMPLATES / template).read_text(encoding="utf-8"))
         path.write_text(text.substitute(name=name, module=module, title=title), encoding="utf-8")
     arguments = Template(RUN_ARGUMENTS[kind]).substitute(name=name)
-    next_command = f"fedflat run {arguments} --plugin {out / f'{module}.py'} --rounds 5"
+    next_command = f"fedflat run {arguments} --plugin {quote(str(out / f'{module}.py'))} --rounds 5"
     if as_json:
         print_json({"files": list(files), "next": next_command})
         return

@@ -79,7 +79,7 @@ def report(
         for section in document["sections"]:
             for note in section["notes"]:
                 if note["kind"] == "bad":
-                    screen(stderr=True).print(note["text"], style="red", markup=False)
+                    screen(stderr=True).print(note["text"], style="red")
     screen().print(key_values(files))
 
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from fedflat.papers.plan import Deviations, PlannedExperiment, ReproductionPlan
 
 SCALES = ("paper", "small")
-UNCHANGED_RESULTS = ("engine.", "data.dir")
-"""Beginnings of the names of settings that do not change results."""
+NO_DEVIATIONS = ("engine.", "data.dir", "init")
+"""Beginnings of the names of settings that do not change results, or whose change is recorded separately (init)."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 
@@ -58,21 +58,17 @@ def reproduce(
         "paper", "--scale", metavar="SCALE", help="paper, or small (same structure in seconds, with stand-ins)"
     ),
     representative: bool = typer.Option(False, "--representative", help="only one representative cell"),
-    out: Path | None = typer.Option(
-        None, "--out", metavar="FOLDER", help="folder for the runs; finished ones are not repeated"
-    ),
+    out: Path | None = no_default("--out", "folder for the runs; finished ones are not repeated", metavar="FOLDER"),
     data_dir: Path | None = DATA_DIR,
     assignments: list[str] = SET,
     jobs: int | None = JOBS,
     dry_run: bool = DRY_RUN,
     probe: bool = PROBE,
     yes: bool = typer.Option(False, "--yes", help="start without confirmation"),
-    markdown: Path | None = typer.Option(
-        None, "--markdown", metavar="FILE.md", help="also write the result to this file"
-    ),
-    as_csv: Path | None = typer.Option(None, "--csv", metavar="FILE.csv", help="also write the result to this file"),
-    record: Path | None = typer.Option(
-        None, "--record", metavar="FOLDER", help="also store each run's result as a JSON file below this folder"
+    markdown: Path | None = no_default("--markdown", "also write the result to this file", metavar="FILE.md"),
+    as_csv: Path | None = no_default("--csv", "also write the result to this file", metavar="FILE.csv"),
+    record: Path | None = no_default(
+        "--record", "also store each run's result as a JSON file below this folder", metavar="FOLDER"
     ),
     as_json: bool = JSON,
     quiet: bool = QUIET,
@@ -113,7 +109,7 @@ def reproduce(
         if not silent:
             _print_work(plan, work, stderr=True)
             _confirm_if_long(plan, work, yes)
-        measured, failure = _run(plan, folder, jobs, silent, record)  # after a failure, finished runs are still shown
+        measured, failure = _run(plan, jobs, silent, record)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
         chart = _write_chart(paper_table, outcomes, folder)
@@ -165,13 +161,8 @@ def _deviations(small: bool, rounds: int | None, data_dir: Path | None, assignme
         return config(values)
 
     settings = {assignment: full_name(assignment.partition("=")[0]) for assignment in assignments}
-    has_initial_weights = "init" in settings.values()
-    changed_settings = []
-    for assignment, setting in settings.items():
-        is_initial_weights = setting.startswith("init")  # init, init_head, init_rounds: recorded separately
-        if not is_initial_weights and not setting.startswith(UNCHANGED_RESULTS):
-            changed_settings.append(assignment)
-    return Deviations(small, rounds, data_dir, apply_settings, tuple(changed_settings), has_initial_weights)
+    changed = tuple(assignment for assignment, setting in settings.items() if not setting.startswith(NO_DEVIATIONS))
+    return Deviations(small, rounds, data_dir, apply_settings, changed, has_initial_weights="init" in settings.values())
 
 
 def _folder_name(deviations: Deviations) -> str:
@@ -185,7 +176,7 @@ def _folder_name(deviations: Deviations) -> str:
 
 
 def _run(
-    plan: ReproductionPlan, out: Path, jobs: int | None, silent: bool, results_folder: Path | None
+    plan: ReproductionPlan, jobs: int | None, silent: bool, results_folder: Path | None
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
     """Do the unfinished runs and measure the models; store the results of all runs in ``results_folder``, if given.
 
@@ -205,8 +196,7 @@ def _run(
     runs = {run.folder: run for run in plan.runs}
     try:
         with progress(silent, len(plan.runs), sum(run.done for run in plan.runs)) as display:
-            configs, folders = [run.config for run in plan.runs], [run.folder for run in plan.runs]
-            for record in run_each(configs, folders, (display,), jobs):
+            for record in run_each([run.config for run in plan.runs], list(runs), (display,), jobs):
                 assert record.folder is not None
                 run = runs[record.folder.path]
                 has_models = record.status != "diverged"
@@ -216,9 +206,8 @@ def _run(
                     write_result(results_folder, planned_result(plan, run, record, measured[run.folder], jobs or 1))
                 display.count_run()
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"{len(measured)} of {len(plan.runs)} runs finished; repeat the command with --out {out} to continue"
-        ) from None
+        finished = f"{len(measured)} of {len(plan.runs)} runs of {plan.table.full_name} finished"
+        raise Interrupted(f"{finished}; repeat the command to continue") from None
     except UserError as error:
         if not measured:
             raise
@@ -237,8 +226,7 @@ def _missing_datasets(plan: ReproductionPlan) -> list[str]:
     from fedflat.text import parse
 
     data = [run.config.data for run in plan.runs if not run.done]
-    missing = (parse(each.dataset)[0].name for each in data if not is_available(each.dataset, each.dir))
-    return list(dict.fromkeys(missing))
+    return list(dict.fromkeys(parse(each.dataset)[0].name for each in data if not is_available(each.dataset, each.dir)))
 
 
 def _shown_gpu_time(runs: Sequence[PlannedExperiment]) -> str:
@@ -265,10 +253,10 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
         estimate = f"about {shown_seconds(work.seconds)} (estimated)"
         lines["time on this machine"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
         lines["time on a GPU"] = _shown_gpu_time(plan.runs)
-        if _missing_datasets(plan):
-            lines["data to get"] = "; ".join(f"fedflat data get {name}" for name in _missing_datasets(plan))
-    if _stand_ins(plan):
-        lines["stand-ins"] = "; ".join(_stand_ins(plan))
+        if missing := _missing_datasets(plan):
+            lines["data to get"] = "; ".join(f"fedflat data get {name}" for name in missing)
+    if stand_ins := _stand_ins(plan):
+        lines["stand-ins"] = "; ".join(stand_ins)
     if plan.not_runnable:
         cells_by_reason = Counter(plan.not_runnable.values())
         lines["skipped"] = "; ".join(f"{count} cells: {reason}" for reason, count in cells_by_reason.items())
@@ -343,10 +331,9 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
     verdict_column = OUTCOME_COLUMNS.index("verdict")
     rows = []
     for texts in outcome_rows(outcomes):
-        row: list[object] = list(texts)
         verdict = texts[verdict_column]
-        row[verdict_column] = Text(verdict, style=colours.get(verdict, ""))
-        rows.append(row)
+        coloured = Text(verdict, style=colours.get(verdict, ""))
+        rows.append([*texts[:verdict_column], coloured, *texts[verdict_column + 1 :]])
     console = screen()
     console.print()
     console.print(table(OUTCOME_COLUMNS, rows, numeric=OUTCOME_COLUMNS[1:verdict_column]))
@@ -355,12 +342,10 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
     counts = Counter(outcome.verdict for outcome in outcomes)
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     console.print(f"{plan.table.full_name}: {verdicts}", style="bold")
-    files: dict[str, object] = {"runs": folder}
-    if chart is not None:
-        files["chart"] = chart
+    files = {"runs": folder} if chart is None else {"runs": folder, "chart": chart}
     console.print(key_values(files))
     for command in picture_commands(plan, folder):
-        console.print(f"picture: {command}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"picture: {command}", soft_wrap=True)
 
 
 def _verdict_rule(plan: ReproductionPlan) -> str:

@@ -6,6 +6,7 @@ import re
 import sys
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -112,7 +113,8 @@ def resume(
     if as_json:
         print_json(run_document(record))
     else:
-        more = f" For more rounds: fedflat branch {folder} ALGORITHM --rounds N." * (record.status == "finished")
+        command = f"fedflat branch {quote(str(folder))} ALGORITHM --rounds N"
+        more = f" For more rounds: {command}." * (record.status == "finished")
         print(f"The run in {folder} is already {record.status}; nothing to resume.{more}")
         print_run(record)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -68,7 +69,7 @@ def sweep(
     if ray_address is not None:
         sweep_file = sweep_file.changed(ray_address=ray_address)
     if sweep_file.tune is not None:
-        raise UserError(f"{file} contains a tune section; use fedflat tune {file}")
+        raise UserError(f"{file} contains a tune section; use fedflat tune {quote(str(file))}")
     plan = plan_sweep(sweep_file, out or RUNS / slug(file))
     run_plan(plan, jobs, dry_run=dry_run, probe=probe, as_json=as_json, quiet=quiet)
 
@@ -255,7 +256,8 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     console.print()
     origins = [result.by for result in results if result.error is None]
     counts = ", ".join(f"{origins.count(by)} {text}" for by, text in ORIGINS.items() if by in origins)
-    next_commands = f"fedflat report {plan.out}, fedflat show {plan.out}"
+    out = quote(str(plan.out))
+    next_commands = f"fedflat report {out}, fedflat show {out}"
     console.print(key_values({"runs": counts, "folder": plan.out, "next": next_commands}))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
         f"test {with_unit(metric)}": f"{shown_metric(fmean(chosen['test']), metric)} (evaluated once)",
         "trial": chosen["trial"],
         "folder": search.out,
-        "next": f"fedflat report {search.out}",
+        "next": f"fedflat report {quote(str(search.out))}",
     }
     title = f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {settings}"
     print_section(title, key_values(results))

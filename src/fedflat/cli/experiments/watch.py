@@ -81,7 +81,7 @@ def watch(
     """
     for path in runs:
         if not path.is_dir():
-            raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
+            raise UserError(f"there is no folder {path}; expected a run folder, or a folder that contains runs")
     watched, console = read_runs(runs, report_errors=True), screen()
     if as_json:
         print_json([vars(run) for run in watched])
@@ -148,8 +148,8 @@ def read_run(path: Path) -> WatchedRun:
     assert record.folder is not None
     metric, model = Result(record).metric, primary_model(record)
     values = [value for _, value in series(record.history, model, metric)]
-    losses = [loss for _, loss in series(record.history, model, "loss")]
     last: dict[str, Any] = record.history[-1] if record.history else {}
+    last_metrics = last.get("test", {}).get(model, {})
     rounds, total_rounds = int(last.get("round", 0)), record.config.training.rounds
     timing = record.folder.timing()
     seconds_per_round = _seconds_per_round(timing)
@@ -165,9 +165,9 @@ def read_run(path: Path) -> WatchedRun:
         rounds=rounds,
         of=total_rounds,
         metric=metric,
-        value=values[-1] if values else None,
+        value=last_metrics.get(metric),
         best=best_of(values, record.lower_is_better) if values else None,
-        loss=losses[-1] if losses else None,
+        loss=last_metrics.get("loss"),
         seconds=record.seconds,
         left=seconds_per_round * (total_rounds - rounds) if has_estimate else None,
         bytes_up=last.get("bytes_up"),
@@ -203,7 +203,8 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
 
     if not runs:
         return Text("no run has begun yet", style="dim")
-    metric = with_unit(runs[0].metric)
+    metrics = {with_unit(run.metric) for run in runs}
+    metric = metrics.pop() if len(metrics) == 1 else "metric"
     folders = [Path(run.folder).absolute() for run in runs]
     common = os.path.commonpath([folder.parent for folder in folders])
     columns = ("folder", "algorithm", "seed", "status", "rounds", "", metric, "best", "loss", "sent up", "time", "left")

@@ -86,7 +86,7 @@ def clients(
             last_accuracies = evaluations[-1]["accuracy"]["classes"]
             print_section(title, _class_table(last_accuracies, forgetting, metric))
         if why_not_all:
-            screen().print(f"\n{why_not_all[0].upper()}{why_not_all[1:]}.", style="dim", markup=False)
+            screen().print(f"\n{why_not_all[0].upper()}{why_not_all[1:]}.", style="dim")
 
     output.publish(run / "flatness" / "clients", document, show, picture)
 

@@ -168,13 +168,13 @@ def print_table(
         subtitle: printed below the heading.
     """
     console = screen()
-    console.print(f"\n{heading}", style="bold", markup=False)
+    console.print(f"\n{heading}", style="bold")
     if subtitle:
-        console.print(subtitle, style="dim", markup=False)
+        console.print(subtitle, style="dim")
     console.print()
     console.print(table(columns, rows, numeric=columns[text_columns:]))
     if note:
-        console.print(note, style="dim", markup=False)
+        console.print(note, style="dim")
 
 
 def print_files(files: Mapping[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -30,7 +31,8 @@ def log(
     from fedflat.reporting.figures.flatness_log import log_picture, logged, sample_text
 
     logs, seconds, descriptions, examples = {}, {}, {}, {}
-    for run in runs:
+    document: dict[str, Any] = {"runs": {}}
+    for run in dict.fromkeys(runs):  # a run that is listed twice is shown once
         record = load_record(run)
         model_name = primary_model(record) if average is None else require_model(record, average)
         name = f"{record.config.algorithm}, seed {record.config.seed}"
@@ -39,12 +41,7 @@ def log(
         logs[name], descriptions[name] = logged(record, model_name), f"{model_name} model"
         examples[name] = record.config.flatness.examples
         seconds[name] = record.folder.flatness_seconds() if record.folder else 0.0
-    document = {
-        "runs": {
-            name: {"run": str(run), "examples": examples[name], "log": logs[name]}
-            for name, run in zip(logs, runs, strict=True)
-        }
-    }
+        document["runs"][name] = {"run": str(run), "examples": examples[name], "log": logs[name]}
     figure = log_picture(logs, descriptions=descriptions)
 
     def show() -> None:

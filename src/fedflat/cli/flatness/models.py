@@ -110,7 +110,7 @@ def print_caveats(models: Mapping[str, RunModel], losses: Mapping[str, Sequence[
     if on == "train":
         warnings.append(describe_unequal_losses(means, has_runs=len(files) < len(models)))
     for warning in filter(None, warnings):
-        screen().print(warning, style="yellow", markup=False)
+        screen().print(warning, style="yellow")
 
 
 def print_normalisation(models: Mapping[str, RunModel], losses: Mapping[str, float], on: str = "train") -> list[str]:
@@ -122,7 +122,7 @@ def print_normalisation(models: Mapping[str, RunModel], losses: Mapping[str, flo
         shown = ", ".join(f"{name} {losses[name]:.4g}" for name in files)
         normalisation = _describe_normalisation(models[files[0]].problem.data)
         check = f"check that the {on} loss on these examples agrees with your script (model.eval()): {shown}"
-        screen().print(f"{normalisation}; {check}", markup=False)
+        screen().print(f"{normalisation}; {check}")
     return files
 
 
@@ -207,7 +207,7 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     from fedflat.experiment.store.run_folder import RunFolder, load_record
 
     files = [text for text in references if is_weights_file(text)]
-    _require_module_and_dataset(files, flags.module, flags.dataset)
+    _require_module_and_dataset(files, flags)
     networks: dict[str, nn.Module] = {}  # of runs that were trained with a user-supplied network
     how = {"device": flags.device, "precision": flags.precision}
     for text in references:
@@ -241,15 +241,17 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     return dict(zip(short_names(models), models, strict=True))
 
 
-def _require_module_and_dataset(files: Sequence[str], module: str | None, dataset: str | None) -> None:
-    """Reject weights files without --module and --dataset, and --dataset without a weights file."""
-    if files and (module is None or dataset is None):
+def _require_module_and_dataset(files: Sequence[str], flags: ModelFlags) -> None:
+    """Reject weights files without --module and --dataset, and flags for their data without a weights file."""
+    if files and (flags.module is None or flags.dataset is None):
         raise UserError(
             f"{files[0]} is a weights file and needs --module FILE.py:FUNCTION (a function that builds its module) and "
             "--dataset NAME; for a model of a run, name the run's folder"
         )
-    if not files and dataset is not None:
+    if not files and flags.dataset is not None:
         raise UserError("--dataset is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
+    if not files and flags.data_dir is not None:
+        raise UserError("--data-dir is for weights files; the data of a run are in the folder data.dir of its config")
 
 
 def _require_once(name: str, names: Sequence[str]) -> None:
@@ -309,7 +311,21 @@ def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
     return model.record.folder.path / "flatness" / measurement
 
 
-def test_metric(model: RunModel) -> dict[str, float | None]:
+def model_documents(models: Mapping[str, RunModel], values: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a description of each model, its test metric and its measured ``values``, as JSON-compatible values."""
+    return {
+        name: {
+            "model": model.label,
+            "described": model.description,
+            "parameters": model.problem.layout.size,
+            "test": _test_metric(model),
+            **values[name],
+        }
+        for name, model in models.items()
+    }
+
+
+def _test_metric(model: RunModel) -> dict[str, float | None]:
     """Evaluate the task's metric on the test set; returns it by name, None if the dataset has no test examples."""
     from fedflat.experiment.analysis.run_model import with_statistics
     from fedflat.experiment.analysis.scoring import Scorer
@@ -322,7 +338,7 @@ def test_metric(model: RunModel) -> dict[str, float | None]:
 
 
 def test_column(document: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return the heading of the test metric, and its values as text by model; ``document`` holds them by model."""
+    """Return the heading of the test metric, and its values as text by model, from a document with the models."""
     # By model: the name of its metric and the value.
     tests = {name: next(iter(model["test"].items())) for name, model in document["models"].items()}
     first_metric, _ = next(iter(tests.values()))

@@ -15,9 +15,9 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    model_documents,
     print_caveats,
     test_column,
-    test_metric,
 )
 from fedflat.cli.shared.flags import optional, with_flag_groups
 from fedflat.cli.shared.screen import shown_seconds
@@ -52,16 +52,8 @@ def norms(
 
     start = time.monotonic()
     opened, results = measure_models(models, data, opening, output, measure)
-    document: dict[str, Any] = {"on": data.name, "seed": data.seed, "models": {}}
-    for name, model in opened.items():
-        documents = [result.document() for result in results[name]]
-        document["models"][name] = {
-            "model": model.label,
-            "described": model.description,
-            "parameters": model.problem.layout.size,
-            "test": test_metric(model),
-            "subsets": documents,
-        }
+    values = {name: {"subsets": [result.document() for result in subsets]} for name, subsets in results.items()}
+    document = {"on": data.name, "seed": data.seed, "models": model_documents(opened, values)}
     folder = default_folder(opened, "norms")
     first = next(iter(results.values()))
     examples = data.describe(opened, first[0].examples, len(first))

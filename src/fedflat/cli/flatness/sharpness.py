@@ -14,9 +14,9 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    model_documents,
     print_caveats,
     test_column,
-    test_metric,
 )
 from fedflat.cli.shared.flags import no_default, with_flag_groups
 from fedflat.cli.shared.screen import shown_seconds
@@ -94,17 +94,14 @@ def sharpness(
         for name, subsets in per_subset.items()
     }
     document: dict[str, Any] = {"on": data.name, "seed": data.seed, "ascent_steps": steps, "eta": eta, "scope": scope}
-    document |= {"m": m, "models": {}}
-    for name, model in opened.items():
-        documents = [[result.document() for result in per_subset] for per_subset in results[name].values()]
-        document["models"][name] = {
-            "model": model.label,
-            "described": model.description,
-            "parameters": model.problem.layout.size,
-            "test": test_metric(model),
+    values = {
+        name: {
             "gradient_norm": [norm for norm, _ in measured[name]],
-            "sharpness": documents,
+            "sharpness": [[result.document() for result in per_subset] for per_subset in by_measure.values()],
         }
+        for name, by_measure in results.items()
+    }
+    document |= {"m": m, "models": model_documents(opened, values)}
     descriptions = {name: model.description for name, model in opened.items()}
     curves = sharpness_picture(results, descriptions) if len(rho) > 1 else None
     folder = default_folder(opened, "sharpness")

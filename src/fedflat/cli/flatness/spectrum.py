@@ -16,9 +16,9 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
+    model_documents,
     print_caveats,
     test_column,
-    test_metric,
 )
 from fedflat.cli.shared.flags import optional, with_flag_groups
 from fedflat.cli.shared.screen import screen, shown_count, shown_seconds
@@ -108,17 +108,14 @@ def spectrum(
         )
 
     opened, spectra = measure_models(models, data, opening, output, measure)
-    all_examples = {name: model.objective(data.on, client=data.client).examples for name, model in opened.items()}
-    document: dict[str, Any] = {"on": data.name, "seed": data.seed, "models": {}}
-    for name, model in opened.items():
-        document["models"][name] = {
-            "model": model.label,
-            "described": model.description,
-            "parameters": model.problem.layout.size,
-            "test": test_metric(model),
-            "examples_of": all_examples[name],
+    values = {
+        name: {
+            "examples_of": model.objective(data.on, client=data.client).examples,
             "subsets": [result.document() for result in spectra[name]],
         }
+        for name, model in opened.items()
+    }
+    document = {"on": data.name, "seed": data.seed, "models": model_documents(opened, values)}
     figure = spectrum_picture(spectra, {name: model.description for name, model in opened.items()})
     first = next(iter(spectra.values()))  # the first model's spectrum on each subset
     examples = data.describe(opened, first[0].examples, len(first))
@@ -181,7 +178,7 @@ def _print_spectra(
         for result in per_subset:
             if not result.converged:
                 message = f"{name}: not converged{criterion}; {result.unconverged}; {_remedy(result)}"
-                screen().print(message, markup=False)
+                screen().print(message)
 
 
 def _print_eigenvalues(spectra: dict[str, list[Spectrum]]) -> None:

@@ -43,7 +43,7 @@ def about(context: typer.Context) -> None:
     Example: fedflat data describe digits --partition 'dirichlet(alpha=0.1)'
     """
     if context.invoked_subcommand is None:
-        list_all(folder=None, as_json=False)
+        context.invoke(context.command.commands["list"])  # type: ignore[attr-defined]
 
 
 @data.command("list")
@@ -162,7 +162,7 @@ def describe(
         return
     _print_dataset(description)
     if advice := scale_advice(dataset):
-        screen().print(f"\n{advice[0].upper()}{advice[1:]}.", style="yellow", markup=False, highlight=False)
+        screen().print(f"\n{advice[0].upper()}{advice[1:]}.", style="yellow")
     if partition_description is not None:
         print_partition(partition_description)
         names = partition_description.get("client_names")

@@ -100,6 +100,8 @@ def _print_measured(
     if as_json:
         print_json([entry.document() for entry in entries])
         return
+    if not entries:
+        raise UserError(f"there is no stored result in {results}; fedflat reproduce ... --record {results} adds some")
     # Columns that are empty in every row are left out.
     columns = [index for index in range(len(LEDGER_COLUMNS)) if any(row[index] for row in rows)]
     heads = [LEDGER_COLUMNS[index] for index in columns]
@@ -133,7 +135,7 @@ def _print_paper(paper: Paper) -> None:
     """Print the protocols of a paper, and one row per table or figure."""
     console, file = screen(), paper.file
     console.print(f"\n{file.title}", style="bold")
-    console.print(f"{', '.join(file.authors)}. {file.venue}\n", highlight=False)
+    console.print(f"{', '.join(file.authors)}. {file.venue}\n")
     for name, protocol in file.protocols.items():
         _print_protocol(name, protocol, [(protocol.number, protocol.unit)])
     rows = []
@@ -154,7 +156,7 @@ def _print_protocol(name: str, protocol: Protocol, numbers: Iterable[tuple[str, 
     """
     console = screen()
     console.print(f"Protocol {name}", style="bold")
-    console.print(f"{protocol.says}.", highlight=False)
+    console.print(f"{protocol.says}.")
     # A setting with a placeholder such as {partition} has a different value in every cell.
     varying = [key for key, value in protocol.settings.items() if "{" in str(value)]
     fixed = [f"{key}={value}" for key, value in protocol.settings.items() if key not in varying]
@@ -168,7 +170,7 @@ def _print_protocol(name: str, protocol: Protocol, numbers: Iterable[tuple[str, 
     }
     console.print(key_values(texts))
     for assumption in protocol.assumed:
-        console.print(f"assumed: {assumption}", style="dim", highlight=False)
+        console.print(f"assumed: {assumption}", style="dim")
     console.print()
 
 
@@ -177,7 +179,7 @@ def _print_table(item: PaperTable) -> None:
     from fedflat.papers.document import printed_rows
 
     console, cells = screen(), item.cells.values()
-    console.print(f"\n{item.full_name}: {item.file.caption}\n", style="bold", highlight=False)
+    console.print(f"\n{item.full_name}: {item.file.caption}\n", style="bold")
     columns = ["", *("\n".join(labels) for labels in _without_repetition(item.columns))]
     rows = [[None if text == "-" else text for text in row] for row in printed_rows(item)]
     console.print(table(columns, rows, numeric=columns[1:]))
@@ -186,16 +188,16 @@ def _print_table(item: PaperTable) -> None:
         numbers = [(cell.statistic.text, cell.unit) for cell in cells if cell.words["protocol"] == name]
         _print_protocol(name, protocol, numbers)
     for statement in item.file.states:
-        console.print(f"stated in the text: {statement.value}, {statement.says}", highlight=False)
+        console.print(f"stated in the text: {statement.value}, {statement.says}")
     for note in item.file.notes:
         about = f" ({', '.join(note.cells)})" if note.cells and note.cells != ["*"] else ""
-        console.print(f"{note.kind}{about}: {note.says}", highlight=False, markup=False)
+        console.print(f"{note.kind}{about}: {note.says}")
     for requirement in dict.fromkeys(cell.needs for cell in cells if cell.needs):
-        console.print(f"cannot run yet; requires: {requirement}", style="yellow", highlight=False)
+        console.print(f"cannot run yet; requires: {requirement}", style="yellow")
     for weights in dict.fromkeys(cell.weights for cell in cells if cell.weights):
-        console.print(f"starts from {weights}: provide them with --set init=FILE", style="yellow", highlight=False)
+        console.print(f"starts from {weights}: provide them with --set init=FILE", style="yellow")
     command = f"fedflat reproduce {item.full_name} [--cells ...] [--scale small]"
-    console.print(f"\nReproduce it: {command}", style="dim", markup=False)
+    console.print(f"\nReproduce it: {command}", style="dim")
 
 
 def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -17,48 +17,29 @@ MAX_LEVELS = 2
 """Number of folder levels below the typed folder in which to look for runs."""
 
 
-def complete_algorithm(incomplete: str) -> list[str]:
-    """Complete an algorithm or, after a ``+``, a part of it.
+def completer(first: str, added: str | None = None) -> Callable[[str], list[str]]:
+    """Return a function that completes a component's name or, in texts joined by ``+``, the name of the last component.
 
-    >>> complete_algorithm("fedlesam"), complete_algorithm("fedavg+w")
-    (['fedlesam', 'fedlesam-s', 'fedlesam-d'], ['fedavg+wmsam', 'fedavg+wima'])
+    Args:
+        first: kind of the first component, a key of ``NAMES_FILE``.
+        added: kind of the components after a ``+``; None for texts without ``+``.
+
+    >>> completer("model")("resnet"), completer("algorithm", "part")("fedavg+w")
+    (['resnet18', 'resnet20'], ['fedavg+wmsam', 'fedavg+wima'])
     """
-    return _complete_sum(incomplete, "algorithm", "part")
+
+    def complete(incomplete: str) -> list[str]:
+        before, plus, last = incomplete.rpartition("+") if added else ("", "", incomplete)
+        names = json.loads(NAMES_FILE.read_text(encoding="utf-8"))[added if plus else first]
+        return [f"{before}{plus}{name}" for name in _starting_with(last, names)]
+
+    return complete
 
 
-def complete_dataset(incomplete: str) -> list[str]:
-    """Complete the name of a dataset."""
-    return _starting_with(incomplete, _names("dataset"))
-
-
-def complete_model(incomplete: str) -> list[str]:
-    """Complete the name of a model."""
-    return _starting_with(incomplete, _names("model"))
-
-
-def complete_partition(incomplete: str) -> list[str]:
-    """Complete a partition or, after a ``+``, a modifier of it."""
-    return _complete_sum(incomplete, "partition", "partition modifier")
-
-
-def complete_augmentation(incomplete: str) -> list[str]:
-    """Complete augmentations joined by ``+``."""
-    return _complete_sum(incomplete, "augmentation", "augmentation")
-
-
-def complete_clock(incomplete: str) -> list[str]:
-    """Complete parts of a clock joined by ``+``."""
-    return _complete_sum(incomplete, "clock", "clock")
-
-
-def complete_policy(incomplete: str) -> list[str]:
-    """Complete the name of a policy."""
-    return _starting_with(incomplete, _names("policy"))
-
-
-def complete_privacy(incomplete: str) -> list[str]:
-    """Complete the name of a privacy mechanism."""
-    return _starting_with(incomplete, _names("privacy"))
+complete_algorithm = completer("algorithm", "part")
+complete_dataset = completer("dataset")
+complete_model = completer("model")
+complete_partition = completer("partition", "partition modifier")
 
 
 def complete_assignment(incomplete: str) -> list[str]:
@@ -88,10 +69,10 @@ SETTING_COMPLETERS = {
     "model": complete_model,
     "data.dataset": complete_dataset,
     "data.partition": complete_partition,
-    "data.augmentation": complete_augmentation,
-    "federation.clock": complete_clock,
-    "federation.policy": complete_policy,
-    "federation.privacy": complete_privacy,
+    "data.augmentation": completer("augmentation", "augmentation"),
+    "federation.clock": completer("clock", "clock"),
+    "federation.policy": completer("policy"),
+    "federation.privacy": completer("privacy"),
 }
 """Completion of the settings that name components."""
 
@@ -115,24 +96,6 @@ def _folders_of_runs(folder: Path, levels: int) -> list[Path]:
         for child in sorted(path for path in folder.iterdir() if path.is_dir()):
             below += _folders_of_runs(child, levels - 1)
     return [folder, *below] if below else []
-
-
-def _complete_sum(incomplete: str, first: str, added: str) -> list[str]:
-    """Complete the last part of a text whose parts are joined by ``+``.
-
-    Args:
-        incomplete: the text so far.
-        first: kind of component of the first part, a key of ``NAMES_FILE``.
-        added: kind of component of the other parts.
-    """
-    before, plus, last = incomplete.rpartition("+")
-    names = _names(added if plus else first)
-    return [f"{before}{plus}{name}" for name in _starting_with(last, names)]
-
-
-def _names(kind: str) -> list[str]:
-    """Names of the built-in components of a kind."""
-    return list(json.loads(NAMES_FILE.read_text(encoding="utf-8"))[kind])
 
 
 def _starting_with(beginning: str, names: Iterable[str]) -> list[str]:

@@ -28,8 +28,16 @@ PANELS = {
     **dict.fromkeys(("evaluation", "flatness", "stop", "engine"), "Evaluation and engine"),
 }
 """The panel of the help in which the flags of a group of settings appear."""
-NULL = object()
-"""Value of a flag that was given as ``null``; None stands for a flag that was not given."""
+
+
+class Null:
+    """Value of a flag that was given as ``null``; None stands for a flag that was not given."""
+
+    def __str__(self) -> str:
+        return "null"
+
+
+NULL = Null()
 
 
 def optional(flag: str, help: str, default: str, **options: Any) -> Any:

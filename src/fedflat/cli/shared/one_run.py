@@ -169,7 +169,7 @@ def print_row_warnings(comparison: Comparison) -> None:
     datasets = mixed_data(comparison.records)
     for warning, names in {WORSE_THAN_MEAN: worse, MIXED_PLUGINS: mixed, MIXED_DATA: datasets}.items():
         if names:
-            screen().print(f"{warning}: {', '.join(names)}.", style="yellow", markup=False)
+            screen().print(f"{warning}: {', '.join(names)}.", style="yellow")
 
 
 def _print_models(

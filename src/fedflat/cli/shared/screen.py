@@ -30,12 +30,15 @@ PIPED_WIDTH = 200
 
 
 def screen(stderr: bool = False) -> Console:
-    """Return a rich console on the current stdout or stderr; piped output has a fixed width unless COLUMNS is set."""
+    """Return a rich console on the current stdout or stderr; piped output has a fixed width unless COLUMNS is set.
+
+    It prints texts as they are, e.g. paths with brackets, which rich would otherwise read as markup.
+    """
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    return Console(file=stream, width=width, highlight=False)
+    return Console(file=stream, width=width, markup=False, emoji=False, highlight=False)
 
 
 def show_loading(silent: bool) -> None:
@@ -53,7 +56,7 @@ def print_section(title: str, content: RenderableType) -> None:
     """Print a blank line, a bold title and the content below it."""
     console = screen()
     console.print()
-    console.print(title, style="bold", markup=False)
+    console.print(title, style="bold")
     console.print(content)
 
 

@@ -91,7 +91,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = (), miss
             if record.status != "diverged":
                 details = f" after {record.rounds} of {record.config.training.rounds} rounds{details}"
             message = f"{record.config.algorithm}, seed {record.config.seed}: {current_status(record)}{details}"
-            console.print(message, style="red" if record.status == "diverged" else "yellow", markup=False)
+            console.print(message, style="red" if record.status == "diverged" else "yellow")
     print_row_warnings(comparison)
     console.print(verdict(comparison, missing), style="bold")
 
@@ -184,13 +184,11 @@ def _conclusion(comparison: Comparison, missing: int) -> str:
     ranked.sort(key=lambda row: row["mean_last"].mean if lower_is_better else -row["mean_last"].mean)
     if not rows:
         return "No run has been evaluated yet."
-    if not ranked:
-        return (
-            "No run has finished yet."
-            if any(row["unfinished"] for row in rows)
-            else "Every run diverged; there is no best algorithm."
-        )
     statuses = [current_status(record) for record in comparison.records]
+    if not ranked and any(row["unfinished"] for row in rows):
+        return "No run has finished yet."
+    if set(statuses) == {"diverged"}:
+        return "Every run diverged; there is no best algorithm."
     unfinished = missing + sum(status not in ENDED_STATUSES for status in statuses)
     if unfinished:
         advice = "wait for them" if "running" in statuses else "repeat the command to continue"
@@ -200,6 +198,8 @@ def _conclusion(comparison: Comparison, missing: int) -> str:
         return "These runs began with different versions of their data, so they are not ranked."
     if any(differing_settings(comparison)):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
+    if not ranked:
+        return f"No finished run has a value of {metric}."
     if len(evaluation_counts(rows)) > 1:
         counts = ", ".join(f"{row['label']} {shown_range(row['mean_counts'])}" for row in ranked)
         return f"The means cover different numbers of evaluations ({counts}), so rows are not ranked."
