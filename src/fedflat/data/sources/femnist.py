@@ -56,7 +56,7 @@ class Femnist(Leaf):
     def statistics(self, train: list[ArraysByName]) -> dict[str, Any]:
         """Return the mean and standard deviation of all training pixels."""
         images = [writer["inputs"] for writer in train]
-        sums = sum(channel_sums(pixels.reshape(1, -1)) for pixels in images)
+        sums = np.sum([channel_sums(pixels.reshape(1, -1)) for pixels in images], axis=0)
         mean, std = statistics_of_sums(sums, sum(pixels.size for pixels in images))
         return {"mean": mean, "std": std}
 

@@ -84,13 +84,19 @@ class Leaf(DatasetSource):
         about = json.loads((entry / "about.json").read_text(encoding="utf-8"))
         arrays = {name: open_cached(entry, name) for name in about["arrays"]}
         groups = open_cached(entry, "groups").clone()
-        splits = []
-        for start, stop in ((0, about["train"]), (about["train"], len(groups))):
+
+        def examples_between(start: int, stop: int) -> Examples:
             rows = {name: array.part(start, stop - start) for name, array in arrays.items()}
-            splits.append(self.examples(rows, groups[start:stop]))
-        statistics = {name: tuple(values) for name, values in about["statistics"].items()}
+            return self.examples(rows, groups[start:stop])
+
         return Dataset(
-            self.text, *splits, self.classes, **statistics, kind=self.kind, group_names=tuple(about["users"])
+            self.text,
+            train=examples_between(0, about["train"]),
+            test=examples_between(about["train"], len(groups)),
+            classes=self.classes,
+            **{name: tuple(values) for name, values in about["statistics"].items()},
+            kind=self.kind,
+            group_names=tuple(about["users"]),
         )
 
     def _write_arrays(self, paths: dict[str, list[Path]], folder: Path) -> None:
