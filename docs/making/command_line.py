@@ -12,7 +12,7 @@ from fedflat.cli.application import app
 from fedflat.cli.lookup.settings import kind_of
 from fedflat.cli.shared.flags import FLAGS, field_of
 from fedflat.experiment.config import Config, setting_names
-from fedflat.text import write_value
+from fedflat.text import show_value
 from making.markdown import block, code, joined, summary, table
 
 
@@ -70,7 +70,7 @@ def _option(option: Any) -> tuple[str, str]:
         return inline[1], code(inline[2])
     if value in (None, False, (), []) or callable(value) or option.is_flag:
         return text, ""
-    return text, code(",".join(map(str, value)) if isinstance(value, (list, tuple)) else write_value(value))
+    return text, code(",".join(map(str, value)) if isinstance(value, (list, tuple)) else show_value(value))
 
 
 HEADINGS = {"": "Experiment", "training": "training: learning rate, batch size, local epochs"}
@@ -84,7 +84,7 @@ def settings() -> str:
     for name in setting_names():
         field = field_of(name)
         section = name.partition(".")[0] if "." in name else ""
-        default = "" if field.default is None else code(write_value(field.default))
+        default = "" if field.default is None else code(show_value(field.default))
         sections.setdefault(section, []).append(
             (code(name), kind_of(field.annotation), default, code(flags.get(name)), field.description or "")
         )

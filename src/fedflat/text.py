@@ -162,6 +162,12 @@ def write_value(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
+def show_value(value: object) -> str:
+    """Write a value for readers who know its type: like ``write_value``, but words such as 3 or none need no quotes."""
+    is_word = isinstance(value, str) and value == value.strip() and not set(value) & set(",()")
+    return str(value) if is_word else write_value(value)
+
+
 def param(
     default: Any,
     help: str = "",

@@ -25,7 +25,7 @@ from fedflat.cli.shared.screen import (
     shown_metric,
     with_unit,
 )
-from fedflat.text import write_value
+from fedflat.text import show_value
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.tune import Search
@@ -107,7 +107,7 @@ def _print_plan(search: Search, as_json: bool) -> None:
 def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
     """Print the best settings with their validation and test metric."""
     metric = chosen["metric"]
-    settings = ", ".join(f"{name}={write_value(value)}" for name, value in chosen["settings"].items())
+    settings = ", ".join(f"{name}={show_value(value)}" for name, value in chosen["settings"].items())
     results = {
         f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
         f"test {with_unit(metric)}": f"{shown_metric(fmean(chosen['test']), metric)} (evaluated once)",

@@ -17,7 +17,7 @@ from fedflat.algorithms.cards import CARDS
 from fedflat.algorithms.composition import part_name
 from fedflat.algorithms.description import DIFFERENCES, describe
 from fedflat.algorithms.named import NAMED
-from fedflat.text import changed, choices, parameters, parse, show, write_value
+from fedflat.text import changed, choices, parameters, parse, show, show_value
 
 Content = list[dict[str, Any]] | dict[str, Any]
 
@@ -121,8 +121,8 @@ def parameter_rows(spec: object, default_spec: object) -> list[dict[str, Any]]:
     return [
         {
             "parameter": field.name,
-            "value": write_value(getattr(spec, field.name)),
-            "default": write_value(getattr(default_spec, field.name)),
+            "value": show_value(getattr(spec, field.name)),
+            "default": show_value(getattr(default_spec, field.name)),
             "range": range_of(spec, field),
             "meaning": field.metadata.get("help", ""),
         }
@@ -134,7 +134,7 @@ def range_of(spec: object, field: Parameter[Any]) -> str:
     """Return the valid values of a parameter as text, e.g. ``grad or update`` or ``0 to 1``; empty if all are."""
     valid_values = choices(spec, field.name)
     if valid_values:
-        return " or ".join(map(write_value, valid_values))
+        return " or ".join(map(show_value, valid_values))
     low, high, above = (field.metadata.get(key) for key in ("low", "high", "above"))
     if low is not None and high is not None:
         return f"{low} to {high}"
@@ -197,7 +197,7 @@ def _released(algorithm: Algorithm) -> Content:
         for field in parameters(spec):
             paper_values[field.name] = getattr(spec, field.name)
     return [
-        {"parameter": name, "paper": write_value(paper_values[name]), "released": write_value(value)}
+        {"parameter": name, "paper": show_value(paper_values[name]), "released": show_value(value)}
         for name, value in released.items()
     ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedflat.cli.shared.flags import FLAGS, JSON, field_of
 from fedflat.cli.shared.screen import print_json, screen, table
 from fedflat.experiment.config import Config, setting_names
-from fedflat.text import write_value
+from fedflat.text import show_value
 
 TYPE_NAMES = {int: "integer", float: "number", str: "text", type(None): "none"}
 
@@ -31,7 +31,7 @@ def settings(as_json: bool = JSON) -> None:
                 "name": name,
                 "flag": flags.get(name),
                 "type": kind_of(field.annotation),
-                "default": None if field.default is None else write_value(field.default),
+                "default": None if field.default is None else show_value(field.default),
                 "description": field.description,
             }
         )
@@ -74,5 +74,5 @@ def different_from_defaults(config: Config) -> list[tuple[str, str, str]]:
     for name, value in flat_settings(config).items():
         default = field_of(name).default
         if value != default and (name, value) not in USUAL_DECISIONS:
-            differences.append((name, write_value(value), write_value(default)))
+            differences.append((name, show_value(value), show_value(default)))
     return differences

@@ -17,7 +17,7 @@ from fedflat.cli.shared.completion import complete_assignment, complete_run, com
 from fedflat.experiment.config import Config
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.setting_names import SHORT_NAMES
-from fedflat.text import write_value
+from fedflat.text import show_value
 
 FLAGS = {"model": "model", "init": "init", "init_head": "init_head", "seed": "seed", **SHORT_NAMES}
 """For each flag, without dashes, the full name of its setting."""
@@ -163,7 +163,7 @@ def _parameter(flag: str, setting: str, show_default: bool) -> inspect.Parameter
     """Return the parameter of a command function that Typer turns into the flag of a setting."""
     field = field_of(setting)
     has_default = field.default is not None and not isinstance(field.default, SettingsGroup)
-    default = f" [dim](default: {write_value(field.default)})[/dim]" if show_default and has_default else ""
+    default = f" [dim](default: {show_value(field.default)})[/dim]" if show_default and has_default else ""
     panel = PANELS[setting.partition(".")[0]]
     option = no_default(
         f"--{flag.replace('_', '-')}",

@@ -14,7 +14,7 @@ from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.reporting.row import mixed_data
 from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, seed_statistics, shown_range
 from fedflat.reporting.tables.targets import has_virtual_time
-from fedflat.text import write_value
+from fedflat.text import show_value
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -265,7 +265,7 @@ def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _assignments(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={write_value(value)}" for name, value in settings.items())
+    return ", ".join(f"{name}={show_value(value)}" for name, value in settings.items())
 
 
 def _number_format(rows: Sequence[dict[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.distinct import drop_repeated, relative_paths, run_path
 from fedflat.reporting.figures.style import LineStyle, line_styles
 from fedflat.reporting.row import Row
-from fedflat.text import write_value
+from fedflat.text import show_value
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
 """Settings of ``data`` that, with a seed, determine the partition."""
@@ -225,7 +225,7 @@ def settings_of(config: Config) -> dict[str, str]:
             if isinstance(value, dict):
                 flatten(value, f"{full_name}.")
             else:
-                settings[full_name] = write_value(value)
+                settings[full_name] = show_value(value)
 
     flatten(config.model_dump(mode="json"), "")
     return settings
