@@ -330,10 +330,10 @@ def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
 def test_regression_has_no_classes_and_poor_models_are_noted(clone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = {"dataset": f"arrays(path={tmp_path / 'mine.csv'})"}
-    for algorithm, rmse in (("fedavg", 0.5), ("fedsam", 0.1234)):
+    for algorithm, rmse, r2 in (("fedavg", 0.5, -0.5), ("fedsam", 0.1234, 0.5), ("fedswa", 0.25, "null")):
         run = clone(algorithm, 0, [0.9, rmse], data=data)
-        metrics = (run / "metrics.jsonl").read_text().replace('"accuracy"', '"r2": -0.5, "rmse"')
-        (run / "metrics.jsonl").write_text(metrics if algorithm == "fedavg" else metrics.replace("-0.5", "0.5"))
+        metrics = (run / "metrics.jsonl").read_text().replace('"accuracy"', f'"r2": {r2}, "rmse"')
+        (run / "metrics.jsonl").write_text(metrics)
         for file, changes in (
             ("status", {"metric": "rmse", "lower_is_better": True}),
             ("partition", {"histogram": [[9]]}),

@@ -57,8 +57,8 @@ class Row:
     @property
     def is_worse_than_mean(self) -> bool:
         """Whether a run's last evaluation has an R² of at most 0, i.e. predicting the mean target would be as good."""
-        last = [record.history[-1]["test"].get(self.model, {}) for record in self.records if record.history]
-        return any(metrics.get("r2", 1) <= 0 for metrics in last)
+        last = [record.history[-1]["test"].get(self.model, {}).get("r2") for record in self.records if record.history]
+        return any(r2 is not None and r2 <= 0 for r2 in last)  # None if all test targets are equal
 
     @property
     def last_metrics(self) -> dict[str, dict[int, float]]:
