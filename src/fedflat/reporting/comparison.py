@@ -17,7 +17,7 @@ from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.reporting.distinct import drop_repeated
 from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import seed_statistics, summarise
-from fedflat.reporting.tables.targets import costs_to_target
+from fedflat.reporting.tables.targets import MedianRounds, costs_to_target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +123,10 @@ class Comparison:
                 values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
-            values |= costs_to_target(row, metric, target, lower_is_better).entries(target)
+            needed = costs_to_target(row, metric, target, lower_is_better)
+            values[f"rounds to {target:g}"] = MedianRounds(needed.median, needed.reached, len(needed.rounds))
+            values[f"virtual seconds to {target:g}"] = needed.seconds
+            values[f"bytes to {target:g}"] = needed.bytes
         last_entries = [record.history[-1] for record in row.ended or row.records if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
             values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None

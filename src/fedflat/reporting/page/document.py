@@ -33,7 +33,7 @@ from fedflat.reporting.tables.summary import (
     shown_range,
     summarise,
 )
-from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, has_virtual_time, target_values
+from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, costs_to_target, has_virtual_time
 from fedflat.text import parameters, show
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
@@ -198,7 +198,7 @@ def _row_values(
         "last_metrics": row.last_metrics,
         "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
-        "reached": [target_values(row, metric, lower_is_better, target) for target in targets],
+        "reached": [costs_to_target(row, metric, target, lower_is_better).document(target) for target in targets],
         "cost": {name: _mean([float(entry[name]) for entry in last_entries]) for name in COSTS},
         "seconds": _mean([record.seconds for record in row.averaged]),
         "rounds": max((int(record.history[-1]["round"]) for record in row.records if record.history), default=0),

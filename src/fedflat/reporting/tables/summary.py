@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean, median, median_high, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -321,48 +321,6 @@ def rank_algorithms(values: Mapping[str, Mapping[int, float]], lower_is_better: 
         critical = quantile * math.sqrt(len(values) * (len(values) + 1) / (6 * len(seeds)))
     each = {name: tuple(map(float, row)) for name, row in zip(values, ranks, strict=True)}
     return Ranks(seeds, each, friedman, critical)
-
-
-@dataclass(frozen=True)
-class RoundsToTarget:
-    """Rounds that runs needed to reach a target.
-
-    A run that ended before it reached the target is not dropped, but censored: it needs more rounds than it had.
-    """
-
-    target: float
-    rounds: tuple[int | None, ...]
-    """The first round at the target, per run; None if the run did not reach it."""
-    ends: tuple[int, ...]
-    """The last round of every run."""
-
-    @property
-    def count(self) -> int:
-        """Number of runs that reached the target."""
-        return sum(rounds is not None for rounds in self.rounds)
-
-    @property
-    def median(self) -> float | None:
-        """The median over all runs; None if the middle run did not reach the target.
-
-        A mean over the runs that reached it would be biased.
-        """
-        middle = median(math.inf if rounds is None else rounds for rounds in self.rounds)
-        return middle if math.isfinite(middle) else None
-
-    @property
-    def text(self) -> str:
-        """The median, or ``1000+`` if the middle run ended at round 1000 without reaching the target.
-
-        >>> RoundsToTarget(0.9, (40, None, 60), (100, 100, 100)).text
-        '60'
-        >>> RoundsToTarget(0.9, (40, None, None), (100, 90, 80)).text
-        '80+'
-        """
-        if self.median is not None:
-            return f"{self.median:g}"
-        lower_bounds = [end if rounds is None else rounds for rounds, end in zip(self.rounds, self.ends, strict=True)]
-        return f"{median_high(lower_bounds)}+"
 
 
 def detectable_effect(pairs: int, power: float = 0.8, level: float = LEVEL) -> float:
