@@ -12,6 +12,7 @@ import pytest
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import save_landscapes
 from fedflat.flatness.landscapes.grid import Landscape, Mark
+from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.figures.paper_figures import figures_of
 from fedflat.reporting.figures.style import COLOURS
 from fedflat.reporting.page.display_names import with_display_names
@@ -82,12 +83,33 @@ def test_a_diverged_run_does_not_shorten_the_mean_curve(section):
     assert curve["metrics"]["loss"]["std"] == pytest.approx([0, 0, 0, 0])
 
 
+def change_metrics(run, change):
+    """Apply a function to the evaluations of a run, and write them again."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    change(lines)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_curves_average_equal_rounds_of_the_seeds_that_evaluated_a_model(clone, tmp_path):
+    """The loss of one seed is not finite in round 1, and the average of the other one has not begun."""
+    for seed in (0, 1):
+        run = clone("fedavg+swa", seed, [0.1, 0.4, 0.6, 0.8])
+        if seed:
+            change_metrics(run, lambda lines: lines[1]["test"]["server"].update(loss=None))
+        else:
+            change_metrics(run, lambda lines: lines[3]["test"].update(swa={"accuracy": 0.9}))
+    gathered = gather([tmp_path / "runs"])
+    server, swa = report_document(gathered)["sections"][0]["curves"]
+    assert server["metrics"]["loss"]["mean"] == [0.9, None, 0.4, 0.2] and server["over"]["round"] == [0, 1, 2, 3]
+    assert swa["metrics"]["accuracy"]["mean"] == [0.9] and swa["over"]["round"] == [3]
+    (line,) = Comparison(gathered.records).plot("loss").axes[0].lines
+    assert line.get_xdata().tolist() == [0, 2, 3] and line.get_ydata() == pytest.approx([0.9, 0.4, 0.2])
+
+
 def test_means_over_different_evaluations_are_not_compared(clone, tmp_path):
     for seed in (0, 1):
         run = clone("fedavg+swa", seed, [0.1, *[0.5] * 29, 0.9 + seed / 100])
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        lines[-1]["test"]["swa"] = {"loss": 0.1, "accuracy": 0.95}
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        change_metrics(run, lambda lines: lines[-1]["test"].update(swa={"loss": 0.1, "accuracy": 0.95}))
     gathered = gather([tmp_path / "runs"])
     (section,) = report_document(gathered)["sections"]
     assert section["differences"][0]["pair"] is None and section["ranks"] is None

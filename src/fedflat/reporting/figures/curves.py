@@ -21,7 +21,7 @@ from fedflat.reporting.figures.style import (
     metric_label,
     open_frame,
 )
-from fedflat.reporting.tables.summary import series
+from fedflat.reporting.tables.summary import common_evaluations, values_by_seed
 
 AXES = {
     "round": "communication round",
@@ -65,7 +65,7 @@ def curves(
     scale, highest = (100, 100.0) if is_share(metric) else (1, np.inf)
     styles, bands = line_styles(label for label, _, _ in lines), []
     for label, histories, model in lines:
-        x, values = _align([series(history, model, metric, over) for history in histories])
+        x, values = _points(histories, model, metric, over)
         if len(x):
             std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
             mean = values.mean(0) * scale
@@ -128,19 +128,17 @@ def mark_targets(figure: Figure, targets: Sequence[float], metric: str) -> None:
             )
 
 
-def _align(curves_of_seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Combine the curves of several seeds point by point: their first points, their second points, and so on.
+def _points(
+    histories: Sequence[list[dict[str, Any]]], model: str, metric: str, over: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean x over seeds of every evaluation, [points], and the values, [seeds, points].
 
-    Args:
-        curves_of_seeds: the points (x, value) of each seed. Seeds without points are dropped, and longer curves are cut
-            to the length of the shortest.
-
-    Returns:
-        The mean x over seeds of every point, [points], and the values, [seeds, points].
+    Evaluations in which a seed's value is not finite are left out, as are seeds that never evaluated the model.
     """
-    evaluated = [points for points in curves_of_seeds if points]
-    if not evaluated:
+    seeds = common_evaluations(histories, model)
+    if not seeds:
         return np.zeros(0), np.zeros((0, 0))
-    count = min(map(len, evaluated))
-    stacked = np.array([points[:count] for points in evaluated])
-    return stacked[:, :, 0].mean(0), stacked[:, :, 1]
+    x = np.array([[entry[over] for entry in entries] for entries in seeds])
+    values = values_by_seed(seeds, model, metric)
+    is_finite = np.isfinite(values).all(0)
+    return x.mean(0)[is_finite], values[:, is_finite]

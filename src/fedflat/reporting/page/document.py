@@ -25,13 +25,14 @@ from fedflat.reporting.page.views import views_of
 from fedflat.reporting.row import Row
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
+    common_evaluations,
     compare_paired,
     holm_correction,
     rank_algorithms,
     seed_statistics,
-    series,
     shown_range,
     summarise,
+    values_by_seed,
 )
 from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, costs_to_target, has_virtual_time
 from fedflat.text import parameters, show
@@ -297,25 +298,21 @@ def _curve_values(row: Row, max_points: int) -> Values:
     """Compute the curves of a row: mean and standard deviation over seeds of every metric, and the x values.
 
     ``over`` holds the x values by axis (rounds and costs). Curves are subsampled to at most ``max_points`` points and
-    end with the shortest run.
+    end with the shortest run. A mean is None where the metric of a run was not finite.
     """
-    histories = [_with_costs(record) for record in row.drawn]
-    metrics = dict.fromkeys(name for history in histories for name in history[-1]["test"].get(row.model, {}))
+    seeds = common_evaluations(map(_with_costs, row.drawn), row.model)
     curve: Values = {"over": {}, "metrics": {}}
-    for metric in metrics:
-        seeds = [series(history, row.model, metric) for history in histories]  # (round, value) pairs of each seed
-        count = min(map(len, seeds), default=0)
-        if not count:
-            continue
-        shown = evenly_spaced(count, max_points)
-        values = np.array([[value for _, value in points[:count]] for points in seeds])[:, shown]
-        std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
-        curve["metrics"][metric] = {"mean": _shortened(values.mean(0)), "std": _shortened(std)}
-        if not curve["over"]:  # all metrics share the x values of the first one
-            timed = has_virtual_time(row.records)
-            for axis in AXES | (VIRTUAL_AXIS if timed else {}):
-                positions = [[x for x, _ in series(history, row.model, metric, axis)][:count] for history in histories]
-                curve["over"][axis] = _shortened(np.array(positions).mean(0)[shown])
+    if not seeds:
+        return curve
+    shown = evenly_spaced(len(seeds[0]), max_points)
+    for axis in AXES | (VIRTUAL_AXIS if has_virtual_time(row.records) else {}):
+        positions = np.array([[entry[axis] for entry in entries] for entries in seeds])
+        curve["over"][axis] = _shortened(positions.mean(0)[shown])
+    for metric in dict.fromkeys(name for entries in seeds for name in entries[-1]["test"][row.model]):
+        values = values_by_seed(seeds, row.model, metric)[:, shown]
+        if np.isfinite(values).any():
+            std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
+            curve["metrics"][metric] = {"mean": _shortened(values.mean(0)), "std": _shortened(std)}
     return curve
 
 

@@ -79,6 +79,22 @@ def series(
     return [(x, value) for x, value in points if value is not None]
 
 
+def common_evaluations(histories: Iterable[Sequence[dict[str, Any]]], model: str) -> list[list[dict[str, Any]]]:
+    """Return the evaluations of a model in several runs, of each run as many as the shortest one has.
+
+    Runs without any evaluation of the model are left out.
+    """
+    evaluated = [[entry for entry in history if model in entry["test"]] for history in histories]
+    evaluated = [entries for entries in evaluated if entries]
+    count = min(map(len, evaluated), default=0)
+    return [entries[:count] for entries in evaluated]
+
+
+def values_by_seed(runs: Sequence[Sequence[dict[str, Any]]], model: str, metric: str) -> np.ndarray:
+    """Return a model's test metric in runs of equal length, [seeds, evaluations]; NaN where it was not finite."""
+    return np.array([[entry["test"][model].get(metric) for entry in entries] for entries in runs], dtype=float)
+
+
 def rounds_to(
     history: Sequence[dict[str, Any]], model: str, metric: str, target: float, lower_is_better: bool = False
 ) -> int | None:
