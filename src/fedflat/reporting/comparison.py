@@ -15,9 +15,11 @@ from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.reporting.distinct import drop_repeated
-from fedflat.reporting.row import Row
+from fedflat.reporting.row import Row, differing
 from fedflat.reporting.tables.summary import seed_statistics, summarise
 from fedflat.reporting.tables.targets import MedianRounds, costs_to_target
+from fedflat.setting_names import flat
+from fedflat.text import write_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,10 +58,10 @@ class Comparison:
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
         table, rows = self.table(), []
         number_format = column_format(row["last"].mean for row in table if "last" in row)
-        for row in table:
+        for row, label in zip(table, self._labels(), strict=True):
             statistics = (row.get("mean_last"), row.get("last"))  # missing if no run converged
             shown = [mean and mean.shown(self.metric, number_format) for mean in statistics]
-            rows.append((row["label"], *shown, row["seeds"]))
+            rows.append((label, *shown, row["seeds"]))
         return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
 
     def _title(self) -> str:
@@ -91,6 +93,19 @@ class Comparison:
                 row = Row(name, model, tuple(records))
                 rows.setdefault((row.label, settings), row)
         return list(rows.values())
+
+    def differing_settings(self) -> list[dict[str, Any]]:
+        """Return, for every row, its values of the settings in which rows differ, except algorithm and seed."""
+        configs = [row.records[0].config.changed(algorithm="", seed=0) for row in self.rows()]
+        return differing([dict(flat(config.model_dump())) for config in configs])
+
+    def _labels(self) -> list[str]:
+        """Return the label of every row, with the settings in which rows differ."""
+        labels = []
+        for row, settings in zip(self.rows(), self.differing_settings(), strict=True):
+            assignments = [f"{name.rpartition('.')[2]}={write_value(value)}" for name, value in settings.items()]
+            labels.append(", ".join([row.label, *assignments]))
+        return labels
 
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
@@ -161,12 +176,14 @@ class Comparison:
                     metrics |= dict.fromkeys(values)
         if metric is not None and metric not in metrics:
             raise one_of("metric", metric, metrics)
-        lines = [(_legend_label(row), [record.history for record in row.drawn], row.model) for row in self.rows()]
+        lines = []
+        for row, label in zip(self.rows(), self._labels(), strict=True):
+            lines.append((label + _diverged_share(row), [record.history for record in row.drawn], row.model))
         return curves(lines, metric or self.metric, over)
 
 
-def _legend_label(row: Row) -> str:
-    """Return the label of a row, with the number of diverged runs if there are any."""
+def _diverged_share(row: Row) -> str:
+    """Return how many runs of a row diverged, for its label in the legend; empty if none did."""
     runs, diverged = len(row.records), sum(record.status == "diverged" for record in row.records)
     share = "" if diverged == runs else f"{diverged} of {runs} "
-    return f"{row.label} ({share}diverged)" if diverged else row.label
+    return f" ({share}diverged)" if diverged else ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import recorded_data
@@ -25,6 +26,16 @@ def mixed_data(records: Iterable[Record]) -> list[str]:
         if record.folder and (fingerprint := recorded_data(record.folder)):
             fingerprints.setdefault(record.config.data.dataset, set()).add(fingerprint)
     return [dataset for dataset, distinct in fingerprints.items() if len(distinct) > 1]
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return, of each of several mappings with equal keys, the entries in which they differ.
+
+    >>> differing([{"lr": 0.1, "clip": None}, {"lr": 0.2, "clip": None}])
+    [{'lr': 0.1}, {'lr': 0.2}]
+    """
+    names = [name for name in settings[0] if len({str(values[name]) for values in settings}) > 1] if settings else []
+    return [{name: values[name] for name in names} for values in settings]
 
 
 @dataclass(frozen=True)

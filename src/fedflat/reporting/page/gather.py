@@ -20,16 +20,17 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.distinct import drop_repeated, relative_paths, run_path
 from fedflat.reporting.figures.style import LineStyle, line_styles
-from fedflat.reporting.row import Row
+from fedflat.reporting.row import Row, differing
+from fedflat.setting_names import flat
 from fedflat.text import write_value
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
 """Settings of ``data`` that, with a seed, determine the partition."""
 IRRELEVANT_SETTINGS = frozenset(
-    {"algorithm", "seed", "data.dir", "evaluation.save_every", "flatness"}
+    {"algorithm", "seed", "data.dir", "evaluation.save_every"}
     | {f"engine.{name}" for name in ("name", "lanes", "compile", "workers", "device", "checkpoint_every")}
 )
-"""Settings that do not affect results, and the two by which a report distinguishes runs: algorithm and seed."""
+"""Settings, besides ``flatness``, that do not affect results, and algorithm and seed, which reports list separately."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,10 @@ class Group:
         experiments: dict[tuple[object, ...], list[Record]] = {}
         for record in self.records:
             experiments.setdefault(_experiment(record.config), []).append(record)
-        settings = [settings_of(records[0].config) for records in experiments.values()]
-        differing = [name for name in settings[0] if len({values.get(name) for values in settings}) > 1]
+        settings = differing([settings_of(records[0].config) for records in experiments.values()])
         rows: dict[str, LabelledRow] = {}
-        for records, values in zip(experiments.values(), settings, strict=True):
-            distinguishing = {name: values[name] for name in differing}
-            shown_settings = [f"{name.split('.')[-1]}={value}" for name, value in distinguishing.items()]
+        for records, distinguishing in zip(experiments.values(), settings, strict=True):
+            shown_settings = [f"{name.rpartition('.')[2]}={value}" for name, value in distinguishing.items()]
             by_seed = tuple(sorted(records, key=lambda record: record.config.seed))
             # Runs that have not been evaluated yet have a row for the server model.
             models = dict.fromkeys(name for record in records for name in record.evaluated) or {"server": None}
@@ -214,21 +213,8 @@ def settings_of(config: Config) -> dict[str, str]:
 
     Keys are full names such as ``training.lr``, and values are text.
     """
-    settings: dict[str, str] = {}
-
-    def flatten(values: Mapping[str, Any], prefix: str) -> None:
-        """Add a section of the config to ``settings``; ``prefix`` is the section's name with a dot."""
-        for name, value in values.items():
-            full_name = f"{prefix}{name}"
-            if full_name in IRRELEVANT_SETTINGS:
-                continue
-            if isinstance(value, dict):
-                flatten(value, f"{full_name}.")
-            else:
-                settings[full_name] = write_value(value)
-
-    flatten(config.model_dump(mode="json"), "")
-    return settings
+    settings = flat(config.model_dump(mode="json", exclude={"flatness"}))
+    return {name: write_value(value) for name, value in settings if name not in IRRELEVANT_SETTINGS}
 
 
 def _shown_data(record: Record) -> str:
