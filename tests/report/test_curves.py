@@ -80,6 +80,15 @@ def test_bands_appear_only_where_their_line_is_visible() -> None:
     assert legend is not None and legend.get_texts()[0].get_text().endswith(" 1.500")
 
 
+def test_the_direction_of_a_metric_decides_which_values_are_visible() -> None:
+    """R² rises although it is no percentage, and only the run knows the direction of its task's own metric."""
+    rising, falling = [-9.0, *[0.1, 0.2, 0.3] * 4], [9.0, *[0.3, 0.2, 0.1] * 4]
+    for metric, values, lower_is_better in (("r2", rising, None), ("mine", falling, True), ("mine", rising, None)):
+        points = [{"round": r, "test": {"server": {metric: value}}} for r, value in enumerate(values)]
+        low, high = curves([("fedavg", [points], "server")], metric, "round", lower_is_better).axes[0].get_ylim()
+        assert -1 < low < 0.1 and 0.3 < high < 1
+
+
 def test_the_legend_of_short_curves_does_not_cover_them() -> None:
     points = [{"round": r, "test": {"server": {"accuracy": a}}} for r, a in enumerate([0.1, 0.5, 0.6, 0.7, 0.58, 0.8])]
     figure = curves([("fedavg", [points], "server")], "accuracy")

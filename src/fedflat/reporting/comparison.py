@@ -179,7 +179,8 @@ class Comparison:
         lines = []
         for row, label in zip(self.rows(), self._labels(), strict=True):
             lines.append((label + _diverged_share(row), [record.history for record in row.drawn], row.model))
-        return curves(lines, metric or self.metric, over)
+        metric = metric or self.metric
+        return curves(lines, metric, over, self.lower_is_better if metric == self.metric else None)
 
 
 def _diverged_share(row: Row) -> str:

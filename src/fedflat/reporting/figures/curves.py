@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedflat.display import column_format, is_share
+from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.figures.style import (
     COLOURS,
@@ -42,7 +43,10 @@ LEGEND_ROWS = 40
 
 
 def curves(
-    lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], metric: str, over: str = "round"
+    lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]],
+    metric: str,
+    over: str = "round",
+    lower_is_better: bool | None = None,
 ) -> Figure:
     """Plot a test metric: one line per algorithm with the mean over seeds, and a band of one standard deviation.
 
@@ -50,7 +54,10 @@ def curves(
         lines: (label, one history per seed, name of the evaluated model) of every line.
         metric: name of the metric.
         over: horizontal axis, one of ``AXES``.
+        lower_is_better: whether lower values of the metric are better; default: as of known metrics.
     """
+    if lower_is_better is None:
+        lower_is_better = is_error(metric)
     if over not in AXES:
         raise one_of("axis", over, AXES)
     if any(over not in entry for _, histories, _ in lines for history in histories for entry in history):
@@ -73,7 +80,7 @@ def curves(
     bounds = [bound for *_, lower, upper in bands for bound in (lower, upper)]
     number_format = ".1f" if scale == 100 else column_format(mean[-1] for _, _, mean, *_ in bands)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
-    limits = late_limits(bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
+    limits = late_limits(bounds, lower_is_better=lower_is_better, hidden_fraction=hidden_fraction)
     low, high = limits or (-np.inf, np.inf)
     for label, x, mean, lower, upper in bands:
         style, legend_label = styles[label], f"{label}   {mean[-1]:{number_format}}"
@@ -81,7 +88,7 @@ def curves(
         # Where the line is outside the axis, the rest of its band would be a wedge without a line.
         is_visible = (mean >= low) & (mean <= high)
         axes.fill_between(x, lower, upper, where=is_visible, color=style.colour, alpha=0.15, lw=0)
-    note = limit_to_late(axes, bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
+    note = limit_to_late(axes, bounds, lower_is_better=lower_is_better, hidden_fraction=hidden_fraction)
     last_round = max((round(x[-1]) for _, x, *_ in bands), default=0)
     axes.set_xlabel(AXES[over] + note)
     if over == "round" and last_round:
@@ -98,7 +105,7 @@ def curves(
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
     else:
         is_short = all(len(x) <= SHORT_CURVE for _, x, *_ in bands)
-        options["loc"] = "best" if is_short else "lower right" if is_share(metric) else "upper right"
+        options["loc"] = "best" if is_short else "upper right" if lower_is_better else "lower right"
         axes.legend(fontsize=9, **options)
     return figure
 

@@ -24,6 +24,7 @@ from fedflat.display import (
     shown_seconds,
     shown_target,
 )
+from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
@@ -146,6 +147,9 @@ def _plotted_json(document: Values) -> str:
         values["rows"] = [{name: row[name] for name in ("number", "label", "style")} for row in section["rows"]]
         values["partition"] = {"class_counts": section["partition"]["class_counts"]}
         values["shares"] = [name for name in section["metrics"] if is_share(name)]
+        lower_is_better = {name: is_error(name) for name in section["metrics"]}
+        lower_is_better[section["metric"]] = section["lower_is_better"]
+        values["falling"] = [name for name, is_falling in lower_is_better.items() if is_falling]
         sections.append(values)
     values = {"sections": sections, "targets": document["targets"]}
     return json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -119,7 +119,7 @@ data.sections.forEach((section, n) => {
     const words = `test ${metric.value}${factor === 100 ? " in per cent" : ""} over ${over.selectedOptions[0].textContent}`;
     const rise = !whole.checked && lines.some((l) => l.y.length > 5);
     const ylabel = `test ${metric.value}${factor === 100 ? " (%)" : ""}`;
-    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise, falls: factor !== 100, whole: over.value === "round", targets: metric.value === section.metric ? data.targets.map((v) => v * factor) : [] });
+    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise, falls: section.falling.includes(metric.value), whole: over.value === "round", targets: metric.value === section.metric ? data.targets.map((v) => v * factor) : [] });
   };
   if (curves) {
     onShow(curves, drawCurves);
