@@ -145,6 +145,15 @@ def test_one_seed_and_unfinished_runs_are_noted(clone, tmp_path):
     assert section["rows"][1]["spread"]["last"] is None  # means leave unfinished runs out
 
 
+def test_many_diverged_runs_do_not_hide_other_caveats(clone, tmp_path):
+    for seed in range(14):
+        clone("fedavg", seed, [0.1, 0.2], status="diverged", training={"rounds": 2})
+    clone("fedsam", 0, [0.1, 0.2], status="paused", training={"rounds": 2})
+    (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
+    assert "… and 2 more. Diverged runs rank last. Means" in notes(section, "bad")
+    assert "1 of 15 runs are unfinished" in notes(section, "warn")
+
+
 def test_many_points_are_reduced_but_both_ends_are_kept(clone, tmp_path):
     clone("fedavg", 0, [n / 1000 for n in range(1001)])
     (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
