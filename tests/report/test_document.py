@@ -225,7 +225,9 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
     assert "range from 0.2 (Ours) to 3 (FedSAM), a factor of 15" in notes(named, "warn")
     assert "Ours has 1,914 parameters, mine has 8,970" in notes(named, "warn")
+    views["more"], views["clients"] = 7, []
     page = report_page(document)
+    assert "7 more spectra or client views are in the run folders" in page
     assert '<span class="dev"> ± 1.4</span></td>' in page and ">trace</th>" in page
     assert ">lambda_min</th>" not in page  # no spectrum has it
     figures = figures_of(section, "last", {"fedavg": bowl})
