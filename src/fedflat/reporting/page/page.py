@@ -71,7 +71,6 @@ def report_page(
     title: str = "",
     landscapes: Sequence[Mapping[str, Landscape]] = (),
     made: str = "",
-    value: str = "train_loss",
     commands: Sequence[Sequence[str]] = (),
 ) -> str:
     """Render the page of a report as self-contained HTML.
@@ -81,14 +80,13 @@ def report_page(
         title: title of the page; default: from the content.
         landscapes: for each section, its landscapes by name; they add the Plotly library to the page. Default: none.
         made: version and date for the footer.
-        value: name of the plotted value of the landscapes.
         commands: for each section, the commands that repeat it. Default: none.
     """
     sections = document["sections"]
     landscape_parts: list[dict[str, Any] | None] = [None] * len(sections)
     for number, by_name in enumerate(landscapes):
         styles = {row["label"]: LineStyle(row["style"]) for row in sections[number]["rows"]}
-        landscape_parts[number] = _landscape_html(by_name, value, styles)
+        landscape_parts[number] = _landscape_html(by_name, styles)
     return _template().render(  # the arguments below ``made`` are functions and constants that the template uses
         document=document,
         title=title or _title(sections),
@@ -155,20 +153,18 @@ def _plotted_json(document: Values) -> str:
     return json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _landscape_html(
-    landscapes: Mapping[str, Landscape], value: str, styles: Mapping[str, LineStyle]
-) -> dict[str, Any] | None:
-    """Render the landscapes that have ``value`` as HTML, with a note on their scale; None if there are none.
+def _landscape_html(landscapes: Mapping[str, Landscape], styles: Mapping[str, LineStyle]) -> dict[str, Any] | None:
+    """Render the landscapes of the training loss as HTML, with a note on their scale; None if there are none.
 
     The page embeds the Plotly library once, for all sections. ``styles`` holds colours and markers by name.
     """
     from fedflat.reporting.figures.landscape_page import landscape_parts
     from fedflat.reporting.figures.landscape_panels import panels_of
 
-    panels = panels_of(landscapes, value)
+    panels = panels_of(landscapes, "train_loss")
     if not panels:
         return None
-    about, rows = landscape_parts(panels, value, library=False, styles=styles)
+    about, rows = landscape_parts(panels, "train_loss", library=False, styles=styles)
     return {"about": about, "rows": rows}
 
 
