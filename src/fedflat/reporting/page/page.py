@@ -29,7 +29,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
-from fedflat.reporting.page.display_names import display_name, with_display_names
+from fedflat.reporting.page.display_names import display_name, names_row, with_display_names
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
@@ -371,10 +371,13 @@ def write_report(
         {display_name(name, names, labels): landscape for name, landscape in landscapes_of(group).items()}
         for group in groups
     ]
-    options = report_options(title, targets, baseline, by, columns, labels, figures)
     commands = []
-    for number, group in enumerate(groups, 1):
+    for number, (group, section) in enumerate(zip(groups, document["sections"], strict=True), 1):
         suffix = _suffix(document, number)
+        rows = [row.label for row in group.rows]
+        section_labels = {name: label for name, label in labels.items() if names_row(name, rows)}
+        section_baseline = baseline if section["baseline"] is not None else None
+        options = report_options(title, targets, section_baseline, by, columns, section_labels, figures)
         commands.append(repeat_commands(group, out / f"settings{suffix}.yaml", f"repeated{suffix}", options))
     version = f"fedflat {__version__} on {date.today().isoformat()}"
     write_atomically(out / "report.html", report_page(shown_document, title, landscapes, version, commands=commands))
