@@ -84,7 +84,10 @@ def test_t_interval_is_scipys():
 
 
 def test_signed_rank_is_scipys_where_scipy_is_exact():
-    assert signed_rank_p(SOME) == pytest.approx(scipy.stats.wilcoxon(SOME, method="exact").pvalue)
+    some = [*SOME, *np.linspace(-0.55, 0.6, 20)]
+    for values in (SOME, some):
+        assert signed_rank_p(values) == pytest.approx(scipy.stats.wilcoxon(values, method="exact").pvalue)
+    assert signed_rank_p([*some, 0.3, 0.3]) == signed_rank_p([*some, 0.3, 0.3])  # exact even with ties
 
 
 @settings(max_examples=40)
