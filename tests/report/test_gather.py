@@ -105,6 +105,9 @@ def test_missing_runs_and_folders_are_reported(tmp_path):
         gather([tmp_path])
     with pytest.raises(UserError, match="does not exist"):
         gather([tmp_path / "nowhere"])
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"metrics\.jsonl is not a folder; expected a run folder"):
+        gather([tmp_path / "metrics.jsonl"])
 
 
 def test_different_partitions_are_not_paired(clone, compared):

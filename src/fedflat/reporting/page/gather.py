@@ -57,7 +57,8 @@ def gather(paths: Iterable[Path]) -> Gathered:
                 "--module FILE.py:FUNCTION --dataset NAME"
             )
         if not path.is_dir():
-            raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
+            problem = "is not a folder" if path.exists() else "does not exist"
+            raise UserError(f"{path} {problem}; expected a run folder, or a folder that contains runs")
         folders = [path] if RunFolder(path).exists else runs_below(path)
         for folder in folders:
             try:
