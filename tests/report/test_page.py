@@ -185,6 +185,10 @@ def test_light_and_dark(browser, page):
     assert browser.execute_script(ground) == "rgb(20, 24, 29)"
     browser.find_element("id", "theme").click()
     assert browser.execute_script(ground) == "rgb(255, 255, 255)"
+    for value in ("light", "dark"):  # a later change of the system's theme does not override the choice
+        scheme = [{"name": "prefers-color-scheme", "value": value}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
     show(browser, page, 1280)
     assert browser.execute_script(ground) == "rgb(255, 255, 255)"
     browser.execute_script("localStorage.clear()")  # it stores the chosen theme
