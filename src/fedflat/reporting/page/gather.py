@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ class Gathered:
     """The runs of a report, and skipped folders with reasons."""
 
     records: list[Record]
-    left_out: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str]]
     """(folder, reason) of every folder that was skipped."""
 
 
@@ -240,16 +240,18 @@ def _shown_data(record: Record) -> str:
 def _training_protocol(config: Config) -> list[str]:
     """Return short texts on the model, clients per round, rounds, local training, batch size and learning rate."""
     training = config.training
-    counts = {"client": config.federation.clients_per_round, "round": training.rounds}
     if training.local_steps is None:
-        counts["local epoch"] = training.local_epochs
+        local_training = counted(training.local_epochs, "local epoch")
     else:
-        counts["local step"] = training.local_steps
-    clients, *others = (  # e.g. "10 clients", "100 rounds", "1 local epoch"
-        f"{count} {noun}{'s' if count != 1 else ''}" for noun, count in counts.items()
-    )
-    settings = [f"batch size {training.batch_size}", f"learning rate {training.lr:g}"]
-    return [config.model, f"{clients} per round", *others, *settings]
+        local_training = counted(training.local_steps, "local step")
+    return [
+        config.model,
+        f"{counted(config.federation.clients_per_round, 'client')} per round",
+        counted(training.rounds, "round"),
+        local_training,
+        f"batch size {training.batch_size}",
+        f"learning rate {training.lr:g}",
+    ]
 
 
 def shown_partition(text: str) -> str:

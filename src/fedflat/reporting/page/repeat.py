@@ -12,6 +12,7 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import is_user_supplied
 from fedflat.reporting.distinct import relative_paths
 from fedflat.reporting.page.gather import Group
+from fedflat.setting_names import flat
 
 
 def repeat_commands(group: Group, settings: Path, out: str, report_options: Sequence[str]) -> list[str]:
@@ -75,10 +76,7 @@ def report_options(
 
 def _yaml_value(config: Config, name: str) -> str:
     """Write the value of a setting such as ``training.clip`` as ``--set`` expects, e.g. ``null``; JSON is also YAML."""
-    value = config.model_dump(mode="json")
-    for key in name.split("."):
-        value = value[key]
-    return relative_paths(json.dumps(value, ensure_ascii=False))
+    return relative_paths(json.dumps(dict(flat(config.model_dump(mode="json")))[name], ensure_ascii=False))
 
 
 def _seeds_option(seeds: Sequence[int]) -> str:
