@@ -15,7 +15,6 @@ from fedflat.errors import UserError, one_of
 from fedflat.reporting.figures.style import (
     COLOURS,
     label_rounds,
-    late_limits,
     limit_to_late,
     line_styles,
     marker_spacing,
@@ -80,15 +79,14 @@ def curves(
     bounds = [bound for *_, lower, upper in bands for bound in (lower, upper)]
     number_format = ".1f" if scale == 100 else column_format(mean[-1] for _, _, mean, *_ in bands)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
-    limits = late_limits(bounds, lower_is_better=lower_is_better, hidden_fraction=hidden_fraction)
-    low, high = limits or (-np.inf, np.inf)
+    note = limit_to_late(axes, bounds, lower_is_better, hidden_fraction)
+    low, high = axes.get_ylim() if note else (-np.inf, np.inf)
     for label, x, mean, lower, upper in bands:
         style, legend_label = styles[label], f"{label}   {mean[-1]:{number_format}}"
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
         # Where the line is outside the axis, the rest of its band would be a wedge without a line.
         is_visible = (mean >= low) & (mean <= high)
         axes.fill_between(x, lower, upper, where=is_visible, color=style.colour, alpha=0.15, lw=0)
-    note = limit_to_late(axes, bounds, lower_is_better=lower_is_better, hidden_fraction=hidden_fraction)
     last_round = max((round(x[-1]) for _, x, *_ in bands), default=0)
     axes.set_xlabel(AXES[over] + note)
     if over == "round" and last_round:
