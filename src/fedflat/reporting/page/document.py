@@ -148,16 +148,16 @@ def _parameters(texts: Iterable[str]) -> dict[str, str]:
     >>> _parameters(["fedavg", "fedlesam+ema", "mine"])["fedlesam+ema"]
     'lesam(rho=0.1, direction=client, indexing=vector) + ema(decay=0.99)'
     """
-    found, unset = {}, Algorithm()
+    described, unset = {}, Algorithm()
     for text in dict.fromkeys(texts):
         try:
             made = algorithm(text)
         except UserError:
-            found[text] = "defaults unknown, because the plugin is not loaded (--plugin FILE.py)"
+            described[text] = "defaults unknown, because the plugin is not loaded (--plugin FILE.py)"
             continue
         parts = [part for slot in SLOTS if (part := getattr(made, slot)) != getattr(unset, slot)]
-        found[text] = " + ".join(_with_parameters(part) for part in (*parts, *made.averages))
-    return {text: parts for text, parts in found.items() if parts}
+        described[text] = " + ".join(_with_parameters(part) for part in (*parts, *made.averages))
+    return {text: parts for text, parts in described.items() if parts}
 
 
 def _with_parameters(part: Any) -> str:
