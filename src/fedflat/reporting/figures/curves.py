@@ -101,7 +101,7 @@ def curves(
     if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
-    else:
+    elif bands:
         is_short = all(len(x) <= SHORT_CURVE for _, x, *_ in bands)
         options["loc"] = "best" if is_short else "upper right" if lower_is_better else "lower right"
         axes.legend(fontsize=9, **options)
