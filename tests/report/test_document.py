@@ -129,7 +129,7 @@ def test_rounds_to_a_target_are_censored(section):
     texts = {one["label"]: [reached["text"] for reached in one["reached"]] for one in section["rows"]}
     assert texts == {"fedavg": ["2", "3+"], "fedsam": ["2", "3+"], "fedmoswa": ["1", "2"]}
     assert row(section, "fedmoswa")["reached"][0]["each"] == ["1", "1", "3+"]
-    assert "censored" in notes(section, "warn")
+    assert "In 8 cases, a run ended before it reached a target. Such runs are censored" in notes(section, "warn")
 
 
 def test_few_seeds_are_noted(section):
@@ -152,9 +152,11 @@ def test_many_diverged_runs_do_not_hide_other_caveats(clone, tmp_path):
     for seed in range(14):
         clone("fedavg", seed, [0.1, 0.2], status="diverged", training={"rounds": 2})
     clone("fedsam", 0, [0.1, 0.2], status="paused", training={"rounds": 2})
+    clone("fedsam", 1, [0.1, 0.2, 0.3])
     (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
     assert "… and 2 more. Diverged runs rank last. Means" in notes(section, "bad")
-    assert "1 of 15 runs are unfinished" in notes(section, "warn")
+    assert "different numbers of rounds" not in notes(section, "warn")  # diverged ones have no final values
+    assert "1 of 16 runs are unfinished" in notes(section, "warn")
 
 
 def test_many_points_are_reduced_but_both_ends_are_kept(clone, tmp_path):

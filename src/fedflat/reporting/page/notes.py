@@ -137,7 +137,7 @@ def _summary_notes(rows: Sequence[Values]) -> Notes:
             "therefore optimistic."
         )
         notes.append((INFO, text))
-    if len({row["rounds"] for row in rows}) > 1:
+    if len({row["rounds"] for row in rows if row["mean_counts"]}) > 1:  # of rows that have final values
         text = "Rows have different numbers of rounds, so their final values are not directly comparable."
         notes.append((WARN, text))
     return notes
@@ -147,8 +147,8 @@ def _target_notes(rows: Sequence[Values]) -> Notes:
     """Explain censoring if some run did not reach a target."""
     missed = sum(target["runs"] - target["reached"] for row in rows for target in row["reached"])
     text = (
-        f"{counted(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not "
-        "reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
+        f"In {counted(missed, 'case')}, a run ended before it reached a target. Such runs are censored: 1000+ means "
+        "not reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
     )
     return [(WARN, text)] if missed else []
 
