@@ -19,10 +19,10 @@ from fedflat.experiment.store.provenance import recorded_data
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.distinct import relative_paths, run_path
 from fedflat.reporting.figures.style import evenly_spaced, sort_and_subsample_clients
-from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs
+from fedflat.reporting.page.gather import Gathered, Group, group_runs
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
-from fedflat.reporting.row import Row
+from fedflat.reporting.row import LabelledRow, Row
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
     common_evaluations,
@@ -35,7 +35,7 @@ from fedflat.reporting.tables.summary import (
     values_by_seed,
 )
 from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, costs_to_target, has_virtual_time
-from fedflat.text import parameters, show
+from fedflat.text import parameters, show, write_value
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""
@@ -189,7 +189,7 @@ def _row_values(
         "label": label,
         "algorithm": row.algorithm,
         "model": row.model,
-        "settings": dict(settings),
+        "settings": {name: write_value(value) for name, value in settings.items()},
         "seeds": seeds,
         "diverged": [seed for seed in seeds if status[seed] == "diverged"],
         "unfinished": [seed for seed in seeds if status[seed] not in ENDED_STATUSES],

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedflat.data import fixes_clients, full_partition
 from fedflat.display import counted
@@ -20,9 +20,8 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.distinct import drop_repeated, relative_paths, run_path
 from fedflat.reporting.figures.style import LineStyle, line_styles
-from fedflat.reporting.row import Row, differing
+from fedflat.reporting.row import LabelledRow, rows_of
 from fedflat.setting_names import flat
-from fedflat.text import write_value
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
 """Settings of ``data`` that, with a seed, determine the partition."""
@@ -70,7 +69,9 @@ def gather(paths: Iterable[Path]) -> Gathered:
             path_text = relative_paths(str(folder))
             left_out.append((path_text, f"{path_text} has no config.yaml and is incomplete; copy it again"))
     # Irrelevant settings may differ.
-    distinct, repeated = drop_repeated(records.values(), lambda config: (config.seed, *_experiment(config)))
+    distinct, repeated = drop_repeated(
+        records.values(), lambda config: (config.algorithm, config.seed, str(settings_of(config)))
+    )
     left_out += repeated
     if not distinct:
         reason = f" ({left_out[0][1]})" if left_out else ""
@@ -99,20 +100,6 @@ def _load_complete(path: Path) -> Record:
     return record
 
 
-def _experiment(config: Config) -> tuple[object, ...]:
-    """Return a key that is equal for configs that differ only in their seed or in irrelevant settings."""
-    return config.algorithm, *sorted(settings_of(config).items())
-
-
-class LabelledRow(NamedTuple):
-    """A row of a report."""
-
-    label: str
-    row: Row
-    settings: dict[str, str]
-    """The settings in which it differs from other rows, by full name."""
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs with the same dataset and partition, so that runs with the same seed can be compared in pairs."""
@@ -129,22 +116,7 @@ class Group:
 
         A row is labelled with its algorithm, model and the settings in which experiments differ.
         """
-        experiments: dict[tuple[object, ...], list[Record]] = {}
-        for record in self.records:
-            experiments.setdefault(_experiment(record.config), []).append(record)
-        settings = differing([settings_of(records[0].config) for records in experiments.values()])
-        rows: dict[str, LabelledRow] = {}
-        for records, distinguishing in zip(experiments.values(), settings, strict=True):
-            shown_settings = [f"{name.rpartition('.')[2]}={value}" for name, value in distinguishing.items()]
-            by_seed = tuple(sorted(records, key=lambda record: record.config.seed))
-            # Runs that have not been evaluated yet have a row for the server model.
-            models = dict.fromkeys(name for record in records for name in record.evaluated) or {"server": None}
-            for model in models:
-                row = Row(records[0].config.algorithm, model, by_seed)
-                label = ", ".join([row.label, *shown_settings])
-                # Runs that differ only in an average train the same server model, which has one row.
-                rows.setdefault(label, LabelledRow(label, row, distinguishing))
-        return list(rows.values())
+        return rows_of(self.records, settings_of)
 
     @cached_property
     def styles(self) -> dict[str, LineStyle]:
@@ -209,13 +181,10 @@ def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
     return dict(sorted(partitions.items()))
 
 
-def settings_of(config: Config) -> dict[str, str]:
-    """Return the settings that may affect results, except for algorithm and seed.
-
-    Keys are full names such as ``training.lr``, and values are text.
-    """
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return the settings that may affect results, except algorithm and seed, by full name, e.g. ``training.lr``."""
     settings = flat(config.model_dump(mode="json", exclude={"flatness"}))
-    return {name: write_value(value) for name, value in settings if name not in IRRELEVANT_SETTINGS}
+    return {name: value for name, value in settings if name not in IRRELEVANT_SETTINGS}
 
 
 def _shown_data(record: Record) -> str:
