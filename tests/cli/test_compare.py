@@ -301,6 +301,9 @@ def test_differing_settings_are_shown(capsys):
     print_comparison(comparison)
     shown = capsys.readouterr().out
     assert "model=mlp" in shown and "model=lenet5" in shown and "is best" not in shown
+    first, second = comparison.plot().axes[0].lines
+    assert "fedavg, model=mlp " in first.get_label() and first.get_color() != second.get_color()
+    assert "<td>fedavg, model=lenet5</td>" in comparison._repr_html_()
 
 
 def with_average(text: str, seed: int, begins: int) -> Record:

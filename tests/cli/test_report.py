@@ -115,7 +115,12 @@ def test_different_partitions_are_refused_unless_apart(fedflat, compared, small,
         assert word in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "report").exists()
-    assert fedflat("report", compared, "iid", "--apart", "--no-figures").exit_code == 0
+    options = ("--apart", "--no-figures", "--baseline", "fedsam", "--label", "fedsam=SAM", "--label", "fedavg=Avg")
+    assert fedflat("report", compared, "iid", *options).exit_code == 0
+    page = html.unescape((tmp_path / "report" / "report.html").read_text())
+    both, iid = re.findall("fedflat report repeated-. .*?(?=<)", page)  # the second partition has no fedsam
+    assert "--baseline fedsam --label fedsam=SAM --label fedavg=Avg" in both
+    assert "--label fedavg=Avg" in iid and "fedsam" not in iid
     assert {"results-1.csv", "results-2.csv", "settings-2.yaml"} <= {
         path.name for path in (tmp_path / "report").iterdir()
     }

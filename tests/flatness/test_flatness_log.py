@@ -55,7 +55,7 @@ def test_a_panel_for_each_quantity_and_a_line_for_each_run() -> None:
     runs = {"fedavg": logged(record((0, FIRST), (5, SECOND))), "fedsam": logged(record((0, FIRST)))}
     figure = log_picture(runs)
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    titles = [QUANTITIES[name][0] for name in QUANTITIES if name in runs["fedavg"] and name != "stability threshold"]
+    titles = [QUANTITIES[name].label for name in QUANTITIES if name in runs["fedavg"] and name != "stability threshold"]
     assert [axes.get_title(loc="left") for axes in shown] == [f"{titles[0]} (dashed: stability threshold)", *titles[1:]]
     assert [len(axes.lines) for axes in shown[:3]] == [4, 2, 1]
     curve, threshold = shown[0].lines[:2]

@@ -63,20 +63,28 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
     return folder
 
 
-@pytest.fixture
-def clone(real: Path, tmp_path: Path) -> Clone:
-    """Makes run folders below ``tmp_path / "runs"``."""
+def cloner(real: Path, runs: Path) -> Clone:
+    """Return a function that makes run folders below a folder."""
 
     def make(algorithm: str, seed: int, values: Sequence[float], name: str = "", **more: Any) -> Path:
-        return write_run(
-            real, tmp_path / "runs" / (name or algorithm) / f"seed-{seed}", values, algorithm, seed, **more
-        )
+        return write_run(real, runs / (name or algorithm) / f"seed-{seed}", values, algorithm, seed, **more)
 
     return make
 
 
 @pytest.fixture
+def clone(real: Path, tmp_path: Path) -> Clone:
+    """Makes run folders below ``tmp_path / "runs"``."""
+    return cloner(real, tmp_path / "runs")
+
+
+@pytest.fixture
 def compared(clone: Clone, tmp_path: Path) -> Path:
+    """Nine runs, as ``write_comparison`` makes them."""
+    return write_comparison(clone, tmp_path / "runs")
+
+
+def write_comparison(clone: Clone, runs: Path) -> Path:
     """Three algorithms at three seeds: fedsam is 1, 2 and 3 points above fedavg, and fedmoswa diverges at seed 2."""
     for seed in range(3):
         clone("fedavg", seed, [0.1, 0.5, 0.80, 0.80])
@@ -85,4 +93,4 @@ def compared(clone: Clone, tmp_path: Path) -> Path:
             {"status": "diverged", "reason": "the loss is not finite", "training": {"rounds": 3}} if seed == 2 else {}
         )
         clone("fedmoswa", seed, [0.1, 0.2] if seed == 2 else [0.1, 0.7, 0.9, 0.9], **ending)
-    return tmp_path / "runs"
+    return runs

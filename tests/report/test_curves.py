@@ -23,19 +23,17 @@ def history(end: float, late: float = 1.0) -> list[dict[str, Any]]:
 
 
 def drawn(ends: list[float], metric: str = "accuracy") -> Figure:
-    figure = curves(
+    return curves(
         [(f"algorithm-{i} (active mean)", [history(end, 0.3)], "server") for i, end in enumerate(ends)], metric
     )
-    FigureCanvasAgg(figure)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a legend that leaves no room for the curves only raises a warning
-        figure.canvas.draw()
-    return figure
 
 
-@pytest.mark.parametrize("count", [1, 10, 11, 33, 100])
+@pytest.mark.parametrize("count", [len(COLOURS), len(COLOURS) + 1, 100])
 def test_everything_lies_inside_the_figure(count: int) -> None:
     figure = drawn([0.5 + 0.4 * i / count for i in range(count)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a legend that leaves no room for the curves only raises a warning
+        FigureCanvasAgg(figure).draw()
     axes = figure.axes[0]
     (legend,) = [*figure.legends, *filter(None, [axes.get_legend()])]
     assert len(legend.get_texts()) == count
@@ -78,6 +76,15 @@ def test_bands_appear_only_where_their_line_is_visible() -> None:
     assert drawn_band[:, 0].min() == 1
     legend = axes.get_legend()
     assert legend is not None and legend.get_texts()[0].get_text().endswith(" 1.500")
+
+
+def test_the_direction_of_a_metric_decides_which_values_are_visible() -> None:
+    """R² rises although it is no percentage, and only the run knows the direction of its task's own metric."""
+    rising, falling = [-9.0, *[0.1, 0.2, 0.3] * 4], [9.0, *[0.3, 0.2, 0.1] * 4]
+    for metric, values, lower_is_better in (("r2", rising, None), ("mine", falling, True), ("mine", rising, None)):
+        points = [{"round": r, "test": {"server": {metric: value}}} for r, value in enumerate(values)]
+        low, high = curves([("fedavg", [points], "server")], metric, "round", lower_is_better).axes[0].get_ylim()
+        assert -1 < low < 0.1 and 0.3 < high < 1
 
 
 def test_the_legend_of_short_curves_does_not_cover_them() -> None:
@@ -162,5 +169,7 @@ def test_the_range_shows_late_differences_and_the_best_value() -> None:
 
 
 def test_without_data_the_figure_is_empty() -> None:
-    figure = curves([(str(i), [[]], "server") for i in range(20)], "accuracy")
-    assert not figure.axes[0].lines
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of matplotlib, about an empty legend
+        for count in (1, 20):
+            assert not curves([(str(i), [[]], "server") for i in range(count)], "accuracy").axes[0].lines

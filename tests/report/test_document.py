@@ -12,6 +12,7 @@ import pytest
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import save_landscapes
 from fedflat.flatness.landscapes.grid import Landscape, Mark
+from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.figures.paper_figures import figures_of
 from fedflat.reporting.figures.style import COLOURS
 from fedflat.reporting.page.display_names import with_display_names
@@ -22,13 +23,16 @@ from fedflat.reporting.tables.files import TextTable, difference_table, result_t
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, latex_table, latex_text
 from fedflat.reporting.tables.summary import MEAN_LABEL
 
-
-@pytest.fixture
-def document(compared):
-    return report_document(gather([compared]), targets=[0.7, 0.86], by="last")
+from .conftest import cloner, write_comparison
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def document(real, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("compared")
+    return report_document(gather([write_comparison(cloner(real, runs), runs)]), targets=[0.7, 0.86], by="last")
+
+
+@pytest.fixture(scope="module")
 def section(document):
     return document["sections"][0]
 
@@ -82,12 +86,33 @@ def test_a_diverged_run_does_not_shorten_the_mean_curve(section):
     assert curve["metrics"]["loss"]["std"] == pytest.approx([0, 0, 0, 0])
 
 
+def change_metrics(run, change):
+    """Apply a function to the evaluations of a run, and write them again."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    change(lines)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_curves_average_equal_rounds_of_the_seeds_that_evaluated_a_model(clone, tmp_path):
+    """The loss of one seed is not finite in round 1, and the average of the other one has not begun."""
+    for seed in (0, 1):
+        run = clone("fedavg+swa", seed, [0.1, 0.4, 0.6, 0.8])
+        if seed:
+            change_metrics(run, lambda lines: lines[1]["test"]["server"].update(loss=None))
+        else:
+            change_metrics(run, lambda lines: lines[3]["test"].update(swa={"accuracy": 0.9}))
+    gathered = gather([tmp_path / "runs"])
+    server, swa = report_document(gathered)["sections"][0]["curves"]
+    assert server["metrics"]["loss"]["mean"] == [0.9, None, 0.4, 0.2] and server["over"]["round"] == [0, 1, 2, 3]
+    assert swa["metrics"]["accuracy"]["mean"] == [0.9] and swa["over"]["round"] == [3]
+    (line,) = Comparison(gathered.records).plot("loss").axes[0].lines
+    assert line.get_xdata().tolist() == [0, 2, 3] and line.get_ydata() == pytest.approx([0.9, 0.4, 0.2])
+
+
 def test_means_over_different_evaluations_are_not_compared(clone, tmp_path):
     for seed in (0, 1):
         run = clone("fedavg+swa", seed, [0.1, *[0.5] * 29, 0.9 + seed / 100])
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        lines[-1]["test"]["swa"] = {"loss": 0.1, "accuracy": 0.95}
-        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        change_metrics(run, lambda lines: lines[-1]["test"].update(swa={"loss": 0.1, "accuracy": 0.95}))
     gathered = gather([tmp_path / "runs"])
     (section,) = report_document(gathered)["sections"]
     assert section["differences"][0]["pair"] is None and section["ranks"] is None
@@ -104,7 +129,7 @@ def test_rounds_to_a_target_are_censored(section):
     texts = {one["label"]: [reached["text"] for reached in one["reached"]] for one in section["rows"]}
     assert texts == {"fedavg": ["2", "3+"], "fedsam": ["2", "3+"], "fedmoswa": ["1", "2"]}
     assert row(section, "fedmoswa")["reached"][0]["each"] == ["1", "1", "3+"]
-    assert "censored" in notes(section, "warn")
+    assert "In 8 cases, a run ended before it reached a target. Such runs are censored" in notes(section, "warn")
 
 
 def test_few_seeds_are_noted(section):
@@ -121,6 +146,17 @@ def test_one_seed_and_unfinished_runs_are_noted(clone, tmp_path):
     assert "single seed" in notes(section, "warn")
     assert "fedsam seed 0 (1 of 2 rounds)" in notes(section, "warn")
     assert section["rows"][1]["spread"]["last"] is None  # means leave unfinished runs out
+
+
+def test_many_diverged_runs_do_not_hide_other_caveats(clone, tmp_path):
+    for seed in range(14):
+        clone("fedavg", seed, [0.1, 0.2], status="diverged", training={"rounds": 2})
+    clone("fedsam", 0, [0.1, 0.2], status="paused", training={"rounds": 2})
+    clone("fedsam", 1, [0.1, 0.2, 0.3])
+    (section,) = report_document(gather([tmp_path / "runs"]))["sections"]
+    assert "… and 2 more. Diverged runs rank last. Means" in notes(section, "bad")
+    assert "different numbers of rounds" not in notes(section, "warn")  # diverged ones have no final values
+    assert "1 of 16 runs are unfinished" in notes(section, "warn")
 
 
 def test_many_points_are_reduced_but_both_ends_are_kept(clone, tmp_path):
@@ -194,7 +230,9 @@ def test_measured_spectra_and_clients_are_found(compared):
     assert named["views"]["clients"][0]["label"] == "Ours, seed 0" and named["views"]["spectra"][0]["label"] == "Ours"
     assert "range from 0.2 (Ours) to 3 (FedSAM), a factor of 15" in notes(named, "warn")
     assert "Ours has 1,914 parameters, mine has 8,970" in notes(named, "warn")
+    views["more"], views["clients"] = 7, []
     page = report_page(document)
+    assert "7 more spectra or client views are in the run folders" in page
     assert '<span class="dev"> ± 1.4</span></td>' in page and ">trace</th>" in page
     assert ">lambda_min</th>" not in page  # no spectrum has it
     figures = figures_of(section, "last", {"fedavg": bowl})
@@ -293,8 +331,8 @@ def test_tables(document, section):
     assert "fedmoswa,+10.00,all equal,all equal,2,none,–,–" in differences.csv()  # both pairs differ by 10 points
     assert "All equal: all seeds have the same difference" in differences.full_caption
     assert "the number of tested rows" in differences.full_caption
-    section["differences"] = [row for row in section["differences"] if row["label"] == "fedsam"]
-    assert "All equal" not in difference_table(section, "last").full_caption
+    fedsam = [row for row in section["differences"] if row["label"] == "fedsam"]
+    assert "All equal" not in difference_table(section | {"differences": fedsam}, "last").full_caption
 
 
 def test_latex_tables_fit_a_column_and_emphasise_the_best(document, section):
@@ -330,10 +368,10 @@ def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
 def test_regression_has_no_classes_and_poor_models_are_noted(clone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = {"dataset": f"arrays(path={tmp_path / 'mine.csv'})"}
-    for algorithm, rmse in (("fedavg", 0.5), ("fedsam", 0.1234)):
+    for algorithm, rmse, r2 in (("fedavg", 0.5, -0.5), ("fedsam", 0.1234, 0.5), ("fedswa", 0.25, "null")):
         run = clone(algorithm, 0, [0.9, rmse], data=data)
-        metrics = (run / "metrics.jsonl").read_text().replace('"accuracy"', '"r2": -0.5, "rmse"')
-        (run / "metrics.jsonl").write_text(metrics if algorithm == "fedavg" else metrics.replace("-0.5", "0.5"))
+        metrics = (run / "metrics.jsonl").read_text().replace('"accuracy"', f'"r2": {r2}, "rmse"')
+        (run / "metrics.jsonl").write_text(metrics)
         for file, changes in (
             ("status", {"metric": "rmse", "lower_is_better": True}),
             ("partition", {"histogram": [[9]]}),

@@ -10,6 +10,7 @@ import pytest
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.store.run_collection import save_order
+from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather, group_runs
 
@@ -105,6 +106,9 @@ def test_missing_runs_and_folders_are_reported(tmp_path):
         gather([tmp_path])
     with pytest.raises(UserError, match="does not exist"):
         gather([tmp_path / "nowhere"])
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"metrics\.jsonl is not a folder; expected a run folder"):
+        gather([tmp_path / "metrics.jsonl"])
 
 
 def test_different_partitions_are_not_paired(clone, compared):
@@ -131,6 +135,17 @@ def test_row_labels_show_differing_settings(clone, compared):
         "fedsam, lr=0.1",
         "fedmoswa, lr=0.1",
     }
+
+
+def test_runs_without_results_do_not_hide_those_of_the_same_server_model(clone, tmp_path):
+    begun = clone("fedavg+swa", 0, [0.1, 0.2], status="running", training={"rounds": 3})
+    for seed in range(2):
+        clone("fedavg", seed, [0.1, 0.5, 0.6, 0.7])
+    save_order(tmp_path / "runs", [begun])
+    records = gather([tmp_path / "runs"]).records
+    (group,) = group_runs(records)
+    for (row,) in ([labelled.row for labelled in group.rows], Comparison(records).rows()):
+        assert (row.algorithm, len(row.averaged)) == ("fedavg", 2)
 
 
 def test_execution_settings_do_not_split_rows(clone, compared):

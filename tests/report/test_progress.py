@@ -63,7 +63,7 @@ def test_a_line_at_about_every_tenth_of_the_rounds(capsys, clock):
     go_through(Lines(), 100)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 10
-    assert lines[0] == "fedavg, seed 0: round 10/100, accuracy 50.00 %, local train loss 0.25, about 3 min 0 s left"
+    assert lines[0] == "fedavg, seed 0: round 10/100, accuracy 50.00 %, local train loss 0.25, about 3 min 20 s left"
     assert lines[-1] == "fedavg, seed 0: finished after 100 rounds, accuracy 50.00 %, local train loss 0.25, 3.0 s"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedflat.reporting.tables.summary import (
-    RoundsToTarget,
     bootstrap_interval,
     compare_paired,
     detectable_effect,
@@ -23,6 +23,7 @@ from fedflat.reporting.tables.summary import (
     summarise,
     t_interval,
 )
+from fedflat.reporting.tables.targets import TargetCosts, costs_to_target
 
 SOME = [0.3, -0.1, 0.45, 0.8, -0.25, 0.62, 0.17]
 
@@ -83,7 +84,10 @@ def test_t_interval_is_scipys():
 
 
 def test_signed_rank_is_scipys_where_scipy_is_exact():
-    assert signed_rank_p(SOME) == pytest.approx(scipy.stats.wilcoxon(SOME, method="exact").pvalue)
+    some = [*SOME, *np.linspace(-0.55, 0.6, 20)]
+    for values in (SOME, some):
+        assert signed_rank_p(values) == pytest.approx(scipy.stats.wilcoxon(values, method="exact").pvalue)
+    assert signed_rank_p([*some, 0.3, 0.3]) == signed_rank_p([*some, 0.3, 0.3])  # exact even with ties
 
 
 @settings(max_examples=40)
@@ -164,12 +168,21 @@ def test_rows_without_common_seeds_have_no_ranks():
 
 
 def test_censored_runs_count():
-    assert RoundsToTarget(0.9, (10, 20, None), (50, 50, 50)).median == 20
-    assert RoundsToTarget(0.9, (10, None, None), (50, 1000, 1000)).text == "1000+"
-    assert RoundsToTarget(0.9, (10, None, None), (1000, 50, 100)).text == "50+", "where the run in the middle ended"
-    assert RoundsToTarget(0.9, (10, 20), (50, 50)).text == "15"
-    assert RoundsToTarget(0.9, (10, None), (50, 50)).median is None
-    assert RoundsToTarget(0.9, (10, None), (50, 50)).count == 1
+    assert TargetCosts((10, 20, None), (50, 50, 50)).median == 20
+    assert TargetCosts((10, None, None), (50, 1000, 1000)).text == "1000+"
+    assert TargetCosts((10, None, None), (1000, 50, 100)).text == "50+", "where the run in the middle ended"
+    assert TargetCosts((10, 20), (50, 50)).text == "15"
+    assert TargetCosts((10, None), (50, 50)).median is None
+    assert TargetCosts((10, None), (50, 50)).reached == 1
+
+
+def test_runs_without_evaluations_do_not_count() -> None:
+    history = [{"round": r, "test": {"server": {"rmse": 9 - r}}, "bytes_up": r, "bytes_down": r} for r in (5, 8)]
+    evaluated = SimpleNamespace(history=history, status="running")
+    row = SimpleNamespace(model="server", records=[evaluated, SimpleNamespace(history=[], status="running")])
+    needed = costs_to_target(row, "rmse", 4, lower_is_better=True)
+    assert (needed.median, needed.bytes, needed.reached, needed.ends) == (5, 10, 1, (8,))
+    assert costs_to_target(row, "rmse", 0.5, lower_is_better=True).document(0.5)["each"] == ["8+"]
 
 
 def test_power_agrees_with_simulation():

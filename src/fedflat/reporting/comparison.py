@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from fedflat.display import column_format, counted, html_table, with_unit
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.config import Config
 from fedflat.experiment.make_config import as_path
 from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.reporting.distinct import drop_repeated
-from fedflat.reporting.row import Row
+from fedflat.reporting.row import LabelledRow, Row, rows_of
 from fedflat.reporting.tables.summary import seed_statistics, summarise
-from fedflat.reporting.tables.targets import costs_to_target
+from fedflat.reporting.tables.targets import MedianRounds, costs_to_target
+from fedflat.setting_names import flat
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,10 +58,10 @@ class Comparison:
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
         table, rows = self.table(), []
         number_format = column_format(row["last"].mean for row in table if "last" in row)
-        for row in table:
+        for row, labelled in zip(table, self._labelled_rows(), strict=True):
             statistics = (row.get("mean_last"), row.get("last"))  # missing if no run converged
             shown = [mean and mean.shown(self.metric, number_format) for mean in statistics]
-            rows.append((row["label"], *shown, row["seeds"]))
+            rows.append((labelled.label, *shown, row["seeds"]))
         return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
 
     def _title(self) -> str:
@@ -81,16 +83,16 @@ class Comparison:
 
         A row combines runs that differ only in their seed. Runs that differ only in averages share the server's row.
         """
-        groups: dict[tuple[str, str], list[Record]] = {}
-        for record in self.records:
-            settings = record.config.changed(seed=0, algorithm="").model_dump_json()
-            groups.setdefault((record.config.algorithm, settings), []).append(record)
-        rows: dict[tuple[str, str], Row] = {}
-        for (name, settings), records in groups.items():
-            for model in dict.fromkeys(model for record in records for model in record.evaluated):
-                row = Row(name, model, tuple(records))
-                rows.setdefault((row.label, settings), row)
-        return list(rows.values())
+        return [labelled.row for labelled in self._labelled_rows()]
+
+    def differing_settings(self) -> list[dict[str, Any]]:
+        """Return, for every row, its values of the settings in which rows differ, except algorithm and seed."""
+        return [labelled.settings for labelled in self._labelled_rows()]
+
+    def _labelled_rows(self) -> list[LabelledRow]:
+        """Return the rows of evaluated runs, labelled with the settings in which they differ."""
+        rows = rows_of(self.records, _settings_of)
+        return [labelled for labelled in rows if any(record.history for record in labelled.row.records)]
 
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
@@ -123,7 +125,10 @@ class Comparison:
                 values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
-            values |= costs_to_target(row, metric, target, lower_is_better).entries(target)
+            needed = costs_to_target(row, metric, target, lower_is_better)
+            values[f"rounds to {target:g}"] = MedianRounds(needed.median, needed.reached, len(needed.rounds))
+            values[f"virtual seconds to {target:g}"] = needed.seconds
+            values[f"bytes to {target:g}"] = needed.bytes
         last_entries = [record.history[-1] for record in row.ended or row.records if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
             values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None
@@ -158,12 +163,20 @@ class Comparison:
                     metrics |= dict.fromkeys(values)
         if metric is not None and metric not in metrics:
             raise one_of("metric", metric, metrics)
-        lines = [(_legend_label(row), [record.history for record in row.drawn], row.model) for row in self.rows()]
-        return curves(lines, metric or self.metric, over)
+        lines = []
+        for label, row, _ in self._labelled_rows():
+            lines.append((label + _diverged_share(row), [record.history for record in row.drawn], row.model))
+        metric = metric or self.metric
+        return curves(lines, metric, over, self.lower_is_better if metric == self.metric else None)
 
 
-def _legend_label(row: Row) -> str:
-    """Return the label of a row, with the number of diverged runs if there are any."""
+def _settings_of(config: Config) -> dict[str, Any]:
+    """Return all settings except algorithm and seed."""
+    return {name: value for name, value in flat(config.model_dump()) if name not in ("algorithm", "seed")}
+
+
+def _diverged_share(row: Row) -> str:
+    """Return how many runs of a row diverged, for its label in the legend; empty if none did."""
     runs, diverged = len(row.records), sum(record.status == "diverged" for record in row.records)
     share = "" if diverged == runs else f"{diverged} of {runs} "
-    return f"{row.label} ({share}diverged)" if diverged else row.label
+    return f" ({share}diverged)" if diverged else ""

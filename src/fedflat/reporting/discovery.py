@@ -161,7 +161,7 @@ def _differences(finalists: Sequence[Finalist], confirmed: Values, ablations: bo
             pair = compare_paired(rows[SEARCH]["test"], rows[finalist.label]["test"])
             if pair is not None:
                 listed.append({"problem": problem, "label": finalist.label, **vars(pair)})
-    for difference, corrected in zip(listed, holm_correction([one["p"] for one in listed]), strict=True):
+    for difference, corrected in zip(listed, holm_correction([difference["p"] for difference in listed]), strict=True):
         difference["holm"] = corrected
     return listed
 
@@ -241,7 +241,7 @@ def _pareto_front(candidates: dict[str, list[Values]], cost: str, sign: int) -> 
         if rounds in candidate["costs"] and math.isfinite(score)
     ]
     front: list[Values] = []
-    for point in sorted(points, key=lambda one: (one[cost], -sign * one["score"])):
+    for point in sorted(points, key=lambda point: (point[cost], -sign * point["score"])):
         if not front or sign * point["score"] > sign * front[-1]["score"]:
             front.append(point)
     return [point for point in front if point["rounds"]]
@@ -251,7 +251,8 @@ def verdict(document: Values) -> str:
     """One sentence: does the winner beat the baselines?"""
     sign = -1 if document["lower_is_better"] else 1
     differences, winner = document["differences"], document["finalists"][0]["name"]
-    significant = [sign * one["mean"] for one in differences if one["holm"] is not None and one["holm"] < SIGNIFICANT]
+    tested = [difference for difference in differences if difference["holm"] is not None]
+    significant = [sign * difference["mean"] for difference in tested if difference["holm"] < SIGNIFICANT]
     better = sum(mean > 0 for mean in significant)
     if differences and not significant:
         return f"{winner} does not differ significantly from any baseline ({counted(len(differences), 'comparison')})."
@@ -266,7 +267,7 @@ def verdict(document: Values) -> str:
 def _finalist_table(document: Values) -> TextTable:
     """The finalists: candidates, score in the search, and metrics on the unseen seeds."""
     metric, problems = document["metric"], document["confirmation"]
-    states = {name: Counter(one["state"] for one in listed) for name, listed in document["candidates"].items()}
+    states = {name: Counter(trial["state"] for trial in trials) for name, trials in document["candidates"].items()}
     rows = []
     for finalist in document["finalists"]:
         label = finalist["label"]
@@ -298,10 +299,11 @@ def _difference_table(document: Values, key: str) -> TextTable:
     """The winner's differences from the baselines (key ``differences``) or from its ``ablations``."""
     metric, rows = document["metric"], []
     names = {finalist["label"]: finalist["name"] for finalist in document["finalists"]}
-    for one in document[key]:
-        problem = "as in the search" if one["problem"] == SEARCH else one["problem"]
-        cells = (shown_difference(one["mean"], metric), shown_interval(one["t_interval"], metric))
-        rows.append((names[one["label"]], problem, *cells, str(len(one["seeds"])), one["test"], shown_p(one["holm"])))
+    for pair in document[key]:
+        problem = "as in the search" if pair["problem"] == SEARCH else pair["problem"]
+        difference = (shown_difference(pair["mean"], metric), shown_interval(pair["t_interval"], metric))
+        test = (str(len(pair["seeds"])), pair["test"], shown_p(pair["holm"]))
+        rows.append((names[pair["label"]], problem, *difference, *test))
     unit = " in percentage points" if is_share(metric) else ""
     heads = ("compared with", "problem", "difference", "95 % Student", "pairs", "test", "p after Holm")
     return _table(f"Winner minus the algorithm in the row: test {metric}{unit}, paired by seed.", heads, rows)
@@ -315,11 +317,11 @@ def _pareto_table(document: Values, cost: str) -> TextTable:
     """The Pareto front of validation metric and a cost, over all evaluations of all candidates."""
     metric, name = document["metric"], COSTS[cost]
     front = document["pareto"][cost]
-    largest = max((one[cost] for one in front), default=0)
+    largest = max((point[cost] for point in front), default=0)
     rows = []
-    for one in front:
-        spent = shown_bytes(one[cost], largest) if cost == "bytes" else shown_count(one[cost])
-        rows.append((one["name"], str(one["rounds"]), spent, shown_metric(one["score"], metric)))
+    for point in front:
+        spent = shown_bytes(point[cost], largest) if cost == "bytes" else shown_count(point[cost])
+        rows.append((point["name"], str(point["rounds"]), spent, shown_metric(point["score"], metric)))
     heads = ("algorithm", "rounds", name, with_unit(metric))
     return _table(f"Pareto front: validation {metric} and {name}, over all evaluations.", heads, rows)
 

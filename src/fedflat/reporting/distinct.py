@@ -54,5 +54,9 @@ def run_path(record: Record) -> str:
 
 
 def relative_paths(text: str) -> str:
-    """Replace absolute paths in a text by paths relative to the working directory, because reports are shared."""
-    return re.sub(r"(?<![\w./])/[^\s,():'\"]+", lambda path: os.path.relpath(path[0]), text)
+    """Replace absolute paths in a text by paths relative to the working directory, because reports are shared.
+
+    >>> relative_paths(f"ray://head:6379 {os.getcwd()}/runs (1)/seed-0")
+    'ray://head:6379 runs (1)/seed-0'
+    """
+    return re.sub(r"(?<![\w./)])/(?!/)[^\s,():'\"]+", lambda path: os.path.relpath(path[0]), text)

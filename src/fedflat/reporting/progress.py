@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,15 +42,8 @@ class Progress(RemoteCallback):
         """Show the estimate of a long run."""
 
 
-def _time_left(start_time: float, done: float, remaining: float) -> str:
-    """Return the remaining time as text, given the work done since ``start_time``; empty before any work is done."""
-    if done <= 0:
-        return ""
-    return f"about {shown_seconds((time.monotonic() - start_time) / done * max(0.0, remaining))} left"
-
-
 class RemainingTime:
-    """The remaining time of several runs, which follows from the work done here, measured in complete runs.
+    """The remaining time of one or several runs, which follows from the work done here, measured in complete runs.
 
     Both are measured from the end of the first round, because it includes compilation and the start of workers.
 
@@ -59,7 +52,7 @@ class RemainingTime:
         finished: how many of them had finished earlier.
     """
 
-    def __init__(self, runs: int, finished: int) -> None:
+    def __init__(self, runs: int = 1, finished: int = 0) -> None:
         self._runs, self._counted, self._ended = runs, 0, finished
         self._ended_work = 0.0
         self._start_time: float | None = None  # when the first round was done
@@ -88,31 +81,28 @@ class RemainingTime:
         self._ended_work += 1 - first / run.config.training.rounds
 
     def text(self) -> str:
-        """Return the remaining time of all runs as text; empty before any work is done."""
+        """Return the remaining time as text; empty before any work is done."""
         if self._start_time is None:
             return ""
         active = [(first, now, config.training.rounds) for config, (first, now) in self._rounds.items()]
         done = self._ended_work + sum((now - first) / total for first, now, total in active)
         remaining = self._runs - max(self._counted, self._ended) - sum(now / total for _, now, total in active)
-        return _time_left(self._start_time, done, remaining)
+        if done <= 0:
+            return ""
+        return f"about {shown_seconds((time.monotonic() - self._start_time) / done * max(0.0, remaining))} left"
 
 
 @dataclass
 class ReportedRun:
-    """The last reported progress of a run; times are those of ``time.monotonic``."""
+    """The last reported progress of a run."""
 
     number: int
     """Number of the run, counted from 1 in the order in which runs started."""
-    first_round: int
-    """Number of completed rounds at ``start_time``."""
     last_round: int
     """Number of completed rounds when the last line was printed."""
-    start_time: float
-    """When the run began or was resumed; later, when its first round was done."""
     line_time: float
-    """When the last line was printed."""
-    is_started: bool = False
-    """Whether a round was done."""
+    """When the last line was printed, as of ``time.monotonic``."""
+    remaining: RemainingTime = field(default_factory=RemainingTime)
 
 
 class Lines(Progress):
@@ -135,10 +125,9 @@ class Lines(Progress):
         """Start to report a run; a resumed one has done some rounds already."""
         self.started += 1
         self._all_runs.update(run)
-        now, done = time.monotonic(), run.rounds
-        self._reported[run.config] = ReportedRun(
-            number=self.started, first_round=done, last_round=done, start_time=now, line_time=now
-        )
+        reported = ReportedRun(self.started, last_round=run.rounds, line_time=time.monotonic())
+        reported.remaining.update(run)
+        self._reported[run.config] = reported
 
     def round_done(self, run: RunProgress) -> None:
         """Report a finished round if a line is due."""
@@ -157,19 +146,14 @@ class Lines(Progress):
         """
         now, done, total = time.monotonic(), run.rounds, run.config.training.rounds
         reported = self._reported[run.config]
-        if not reported.is_started and done > reported.first_round:
-            # The first round is not typical: it includes the start of the workers.
-            reported.is_started, reported.first_round, reported.start_time = True, done, now
+        reported.remaining.update(run)
         new_rounds = done - reported.last_round
         is_early = new_rounds == 0 or new_rounds * LINES_PER_RUN < total
         if done == total or is_early or now - reported.line_time < SECONDS_BETWEEN_LINES:
             return
         reported.line_time, reported.last_round = now, done
-        text, measured_rounds = f"round {done}/{total}, {latest_metrics(run)}", done - reported.first_round
-        if measured_rounds:
-            seconds_per_round = (now - reported.start_time) / measured_rounds
-            text += f", about {shown_seconds(seconds_per_round * (total - done))} left"
-        self._print(run, text)
+        left = reported.remaining.text()
+        self._print(run, ", ".join(filter(None, (f"round {done}/{total}", latest_metrics(run), left))))
 
     def ended(self, run: RunProgress, record: Record) -> None:
         rounds = counted(run.rounds, "round")
@@ -190,14 +174,7 @@ class RunBar:
     """The bar of a run in progress."""
 
     task: TaskID
-    total: int
-    """Number of rounds of the complete run."""
-    first_round: int
-    """Number of rounds completed at ``start_time``; before, when the run began or was resumed."""
-    rounds: int
-    """Number of completed rounds."""
-    start_time: float | None = None
-    """When the first of these rounds was done, as of ``time.monotonic``."""
+    remaining: RemainingTime = field(default_factory=RemainingTime)
 
 
 class Bars(Progress):
@@ -247,19 +224,17 @@ class Bars(Progress):
 
     def began(self, run: RunProgress) -> None:
         """Add the bar of a run; a resumed one has done some rounds already."""
-        total = run.config.training.rounds
         self._remaining.update(run)
+        total = run.config.training.rounds
         task = self._bars.add_task(run_name(run), total=total, completed=run.rounds, unit="rounds", left="", metrics="")
-        self._run_bars[run.config] = RunBar(task, total, run.rounds, run.rounds)
+        self._run_bars[run.config] = RunBar(task)
+        self._run_bars[run.config].remaining.update(run)
 
     def round_done(self, run: RunProgress) -> None:
         bar = self._run_bars[run.config]
-        bar.rounds = run.rounds
-        self._remaining.update(run)
-        if bar.start_time is None:  # the first round is not typical: it includes the start of the workers
-            bar.start_time, bar.first_round = time.monotonic(), run.rounds
-        left = _time_left(bar.start_time, bar.rounds - bar.first_round, bar.total - bar.rounds)
-        self._bars.update(bar.task, completed=run.rounds, left=left)
+        for remaining in (self._remaining, bar.remaining):
+            remaining.update(run)
+        self._bars.update(bar.task, completed=run.rounds, left=bar.remaining.text())
         self._update_all_runs()
 
     def evaluated(self, run: RunProgress) -> None:

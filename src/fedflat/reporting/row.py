@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import recorded_data
 from fedflat.experiment.store.run_folder import Record
+from fedflat.text import show_value
 
 WORSE_THAN_MEAN = "R² is not above 0, so these models are no better than predicting the mean of the targets"
 """Warning about rows with ``is_worse_than_mean``."""
@@ -57,8 +60,8 @@ class Row:
     @property
     def is_worse_than_mean(self) -> bool:
         """Whether a run's last evaluation has an R² of at most 0, i.e. predicting the mean target would be as good."""
-        last = [record.history[-1]["test"].get(self.model, {}) for record in self.records if record.history]
-        return any(metrics.get("r2", 1) <= 0 for metrics in last)
+        last = [record.history[-1]["test"].get(self.model, {}).get("r2") for record in self.records if record.history]
+        return any(r2 is not None and r2 <= 0 for r2 in last)  # None if all test targets are equal
 
     @property
     def last_metrics(self) -> dict[str, dict[int, float]]:
@@ -92,3 +95,43 @@ class Row:
             return trained
         # Other models, such as the plain mean of the clients' models, are named in parentheses.
         return f"{trained}+{self.model}" if self.model in averages else f"{trained} ({self.model})"
+
+
+class LabelledRow(NamedTuple):
+    """A row with the settings that distinguish it from others."""
+
+    label: str
+    """The label of the row, followed by these settings."""
+    row: Row
+    settings: dict[str, Any]
+    """The settings in which it differs from other rows, by full name."""
+
+
+def rows_of(records: Iterable[Record], settings_of: Callable[[Config], Mapping[str, Any]]) -> list[LabelledRow]:
+    """Combine runs that differ only in their seed into rows, one row for each model that they evaluated.
+
+    Runs that have not been evaluated yet have a row for the server model. Runs that differ only in averages train the
+    same server model, so it has a single row, with the runs of the algorithm that has the most ended ones.
+
+    Args:
+        records: the runs.
+        settings_of: returns the settings that distinguish rows, by full name and without algorithm and seed.
+    """
+    experiments: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        key = record.config.algorithm, str(settings_of(record.config))
+        experiments.setdefault(key, []).append(record)
+    settings = [settings_of(runs[0].config) for runs in experiments.values()]
+    names = dict.fromkeys(name for values in settings for name in values)
+    differing = [name for name in names if len({str(values[name]) for values in settings}) > 1]
+    rows: dict[str, LabelledRow] = {}
+    for runs, values in zip(experiments.values(), settings, strict=True):
+        by_seed = tuple(sorted(runs, key=lambda record: record.config.seed))
+        distinguishing = {name: values[name] for name in differing}
+        assignments = [f"{name.rpartition('.')[2]}={show_value(value)}" for name, value in distinguishing.items()]
+        for model in dict.fromkeys(name for record in runs for name in record.evaluated) or ("server",):
+            row = Row(runs[0].config.algorithm, model, by_seed)
+            label = ", ".join([row.label, *assignments])
+            if label not in rows or len(row.ended) > len(rows[label].row.ended):
+                rows[label] = LabelledRow(label, row, distinguishing)
+    return list(rows.values())

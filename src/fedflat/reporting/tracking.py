@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
 from fedflat.reporting.page.gather import settings_of
+from fedflat.text import show_value
 
 if TYPE_CHECKING:
     from fedflat.experiment.callback import RunView
@@ -72,7 +73,8 @@ class MLflow:
         self._mlflow: Any = mlflow
         mlflow.set_experiment("fedflat")
         mlflow.start_run(run_name=name)
-        mlflow.log_params({"algorithm": config.algorithm, "seed": config.seed, **settings_of(config)})
+        settings = {name: show_value(value) for name, value in settings_of(config).items()}
+        mlflow.log_params({"algorithm": config.algorithm, "seed": config.seed, **settings})
 
     def log(self, values: Mapping[str, float], rounds: int) -> None:
         self._mlflow.log_metrics(dict(values), step=rounds)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fedflat.cli.lookup.settings import flat_settings
 from fedflat.cli.shared.one_run import MAX_OTHER_METRICS, current_status, folder_of, print_row_warnings
 from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
 from fedflat.display import column_format, is_share, shown_target
@@ -34,7 +33,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
     ``missing`` is the number of runs of the comparison that have not begun.
     """
     rows = []
-    tables = zip(comparison.table(targets), comparison.rows(), differing_settings(comparison), strict=True)
+    tables = zip(comparison.table(targets), comparison.rows(), comparison.differing_settings(), strict=True)
     for row, runs_of_row, settings in tables:
         rounds_to = []
         for target in targets:
@@ -107,7 +106,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         rows: the values of each row, from ``comparison.table``.
         targets: values of the metric; each adds a column with the number of rounds to reach it.
     """
-    settings, metric, number_format = differing_settings(comparison), comparison.metric, _number_format(rows)
+    settings, metric, number_format = comparison.differing_settings(), comparison.metric, _number_format(rows)
     has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
     means = [row["mean_last"].mean for row in rows if "mean_last" in row]
     best = best_of(means, comparison.lower_is_better) if means and same_counts else None
@@ -196,7 +195,7 @@ def _conclusion(comparison: Comparison, missing: int) -> str:
         return f"{runs}, so no algorithm is called best; {advice}."
     if mixed_data(comparison.records):
         return "These runs began with different versions of their data, so they are not ranked."
-    if any(differing_settings(comparison)):
+    if any(comparison.differing_settings()):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
     if not ranked:
         return f"No finished run has a value of {metric}."
@@ -251,17 +250,6 @@ def _points(best: dict[str, Any], other: dict[str, Any], comparison: Comparison,
     sign, relation = ("−", "relative to") if comparison.lower_is_better else ("+", "over")
     unit = "points " if is_share(comparison.metric) else ""
     return f"{sign}{shown_metric(lead, comparison.metric, number_format)} {unit}{relation} {other['label']}"
-
-
-def differing_settings(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return, for every row, its values of the settings in which rows differ, except algorithm and seed."""
-    settings = [flat_settings(row.records[0].config) for row in comparison.rows()]
-    differing = []
-    for name in settings[0] if settings else ():
-        distinct_values = {str(values[name]) for values in settings}
-        if name not in ("algorithm", "seed") and len(distinct_values) > 1:
-            differing.append(name)
-    return [{name: values[name] for name in differing} for values in settings]
 
 
 def _assignments(settings: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 Entry = Mapping[str, Any]
 """The measurements of one round."""
-ClientValues = Callable[[Entry], dict[int, float]]
-"""Reads one value per client from a round."""
 INK, QUIET, PALE = "#1f3b57", "#7d8a97", "#c3ccd5"
 LABEL: dict[str, Any] = {"fontsize": 9, "color": "#333333"}
 SHADES = "YlGnBu"
@@ -50,10 +48,11 @@ def clients_picture(
         algorithm: the run's algorithm, which determines the colour and marker of medians.
     """
     panels: list[Callable[[Axes], None]] = []  # each draws one panel
-    draw_clients = partial(_draw_clients, cohorts=cohorts, style=_style_of(algorithm))
-    for read_values, label, is_log in _client_quantities(cohorts):
-        if any(read_values(entry) for entry in cohorts):
-            panels.append(partial(draw_clients, read_values=read_values, label=label, is_log=is_log))
+    style = _style_of(algorithm)
+    for path, label, is_log in _client_quantities(cohorts):
+        by_round = {entry["round"]: _values_by_client(entry, path) for entry in cohorts}
+        if any(by_round.values()):
+            panels.append(partial(_draw_clients, by_round=by_round, style=style, label=label, is_log=is_log))
     if evaluations:
         accuracies = [entry["accuracy"] for entry in evaluations]
         highest_value = 1.0 if is_share(metric) else None
@@ -170,52 +169,42 @@ def _style_of(algorithm: str) -> LineStyle:
     return line_styles([algorithm])[algorithm]
 
 
-def _client_quantities(cohorts: Sequence[Entry]) -> Iterator[tuple[ClientValues, str, bool]]:
-    """Yield the quantities plotted per client.
-
-    Each is a function that reads one value per client from a round, a label, and whether the axis is logarithmic.
-    """
-    yield _curvatures, r"$\lambda_{max}$ of a client's model on its data", True
-    yield partial(_listed_values, path=("cosine",)), "cosine of local and mean update", False
-    yield partial(_listed_values, path=("momentum", "agreement")), "agreement of local update and momentum", False
+def _client_quantities(cohorts: Sequence[Entry]) -> list[tuple[tuple[str, ...], str, bool]]:
+    """Return the quantities plotted per client: nested keys in a round, a label, and whether the axis is logarithmic."""
     # All rounds have the same client vectors (e.g. control variates), if the algorithm has any.
-    for name in next((entry["client_vectors"] for entry in cohorts if "client_vectors" in entry), ()):
-        yield partial(_listed_values, path=("client_vectors", name)), f"norm of client state ({name})", False
+    client_vectors = next((entry["client_vectors"] for entry in cohorts if "client_vectors" in entry), ())
+    return [
+        (("local", "lambda_max"), r"$\lambda_{max}$ of a client's model on its data", True),
+        (("cosine",), "cosine of local and mean update", False),
+        (("momentum", "agreement"), "agreement of local update and momentum", False),
+        *((("client_vectors", name), f"norm of client state ({name})", False) for name in client_vectors),
+    ]
 
 
-def _curvatures(entry: Entry) -> dict[int, float]:
-    """Return the largest eigenvalue of each client's model in a round, by client; empty if it was not measured."""
-    eigenvalues = entry.get("local", {}).get("lambda_max", {})
-    return {int(client): value for client, value in eigenvalues.items() if value is not None}
+def _values_by_client(entry: Entry, path: Sequence[str]) -> dict[int, float]:
+    """Return the finite values of a round at a path of nested keys, by client; empty if the round does not have them.
 
-
-def _listed_values(entry: Entry, path: Sequence[str]) -> dict[int, float]:
-    """Return one value per client of a round, by client, read from the list at a path of nested keys.
-
-    The result is empty if the round does not have this list.
+    The round holds them by client, or as a list in the order of its ``clients``.
     """
     values: Any = entry
     for key in path:
-        values = values.get(key, {})
-    if not values:
-        return {}
-    return {client: value for client, value in zip(entry["clients"], values, strict=True) if value is not None}
+        values = values.get(key) or {}
+    pairs = values.items() if isinstance(values, Mapping) else zip(entry["clients"], values, strict=True)
+    return {int(client): value for client, value in pairs if value is not None}
 
 
 def _draw_clients(
-    axes: Axes, cohorts: Sequence[Entry], style: LineStyle, read_values: ClientValues, label: str, is_log: bool
+    axes: Axes, by_round: Mapping[int, Mapping[int, float]], style: LineStyle, label: str, is_log: bool
 ) -> None:
     """Draw one dot per client and round, a pale line per client, and a strong line through the medians.
 
     Args:
         axes: where to draw.
-        cohorts: for each round, measurements of its clients.
+        by_round: for each round, the value of each client.
         style: colour and marker of the medians.
-        read_values: returns the plotted value of each client from the measurements of a round.
         label: title of the panel.
         is_log: whether the vertical axis is logarithmic; it then omits values that are not positive.
     """
-    by_round = {entry["round"]: read_values(entry) for entry in cohorts}
     for client in sorted({client for values in by_round.values() for client in values}):
         points = [(round_number, values[client]) for round_number, values in by_round.items() if client in values]
         if is_log:

@@ -10,18 +10,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedflat.display import column_format, is_share
+from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.figures.style import (
     COLOURS,
     label_rounds,
-    late_limits,
     limit_to_late,
     line_styles,
     marker_spacing,
     metric_label,
     open_frame,
 )
-from fedflat.reporting.tables.summary import series
+from fedflat.reporting.tables.summary import common_evaluations, values_by_seed
 
 AXES = {
     "round": "communication round",
@@ -42,7 +42,10 @@ LEGEND_ROWS = 40
 
 
 def curves(
-    lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]], metric: str, over: str = "round"
+    lines: Sequence[tuple[str, Sequence[list[dict[str, Any]]], str]],
+    metric: str,
+    over: str = "round",
+    lower_is_better: bool | None = None,
 ) -> Figure:
     """Plot a test metric: one line per algorithm with the mean over seeds, and a band of one standard deviation.
 
@@ -50,7 +53,10 @@ def curves(
         lines: (label, one history per seed, name of the evaluated model) of every line.
         metric: name of the metric.
         over: horizontal axis, one of ``AXES``.
+        lower_is_better: whether lower values of the metric are better; default: as of known metrics.
     """
+    if lower_is_better is None:
+        lower_is_better = is_error(metric)
     if over not in AXES:
         raise one_of("axis", over, AXES)
     if any(over not in entry for _, histories, _ in lines for history in histories for entry in history):
@@ -65,7 +71,7 @@ def curves(
     scale, highest = (100, 100.0) if is_share(metric) else (1, np.inf)
     styles, bands = line_styles(label for label, _, _ in lines), []
     for label, histories, model in lines:
-        x, values = _align([series(history, model, metric, over) for history in histories])
+        x, values = _points(histories, model, metric, over)
         if len(x):
             std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
             mean = values.mean(0) * scale
@@ -73,15 +79,14 @@ def curves(
     bounds = [bound for *_, lower, upper in bands for bound in (lower, upper)]
     number_format = ".1f" if scale == 100 else column_format(mean[-1] for _, _, mean, *_ in bands)
     hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
-    limits = late_limits(bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
-    low, high = limits or (-np.inf, np.inf)
+    note = limit_to_late(axes, bounds, lower_is_better, hidden_fraction)
+    low, high = axes.get_ylim() if note else (-np.inf, np.inf)
     for label, x, mean, lower, upper in bands:
         style, legend_label = styles[label], f"{label}   {mean[-1]:{number_format}}"
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
         # Where the line is outside the axis, the rest of its band would be a wedge without a line.
         is_visible = (mean >= low) & (mean <= high)
         axes.fill_between(x, lower, upper, where=is_visible, color=style.colour, alpha=0.15, lw=0)
-    note = limit_to_late(axes, bounds, lower_is_better=not is_share(metric), hidden_fraction=hidden_fraction)
     last_round = max((round(x[-1]) for _, x, *_ in bands), default=0)
     axes.set_xlabel(AXES[over] + note)
     if over == "round" and last_round:
@@ -96,9 +101,9 @@ def curves(
     if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
-    else:
+    elif bands:
         is_short = all(len(x) <= SHORT_CURVE for _, x, *_ in bands)
-        options["loc"] = "best" if is_short else "lower right" if is_share(metric) else "upper right"
+        options["loc"] = "best" if is_short else "upper right" if lower_is_better else "lower right"
         axes.legend(fontsize=9, **options)
     return figure
 
@@ -128,19 +133,17 @@ def mark_targets(figure: Figure, targets: Sequence[float], metric: str) -> None:
             )
 
 
-def _align(curves_of_seeds: Sequence[list[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Combine the curves of several seeds point by point: their first points, their second points, and so on.
+def _points(
+    histories: Sequence[list[dict[str, Any]]], model: str, metric: str, over: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean x over seeds of every evaluation, [points], and the values, [seeds, points].
 
-    Args:
-        curves_of_seeds: the points (x, value) of each seed. Seeds without points are dropped, and longer curves are cut
-            to the length of the shortest.
-
-    Returns:
-        The mean x over seeds of every point, [points], and the values, [seeds, points].
+    Evaluations in which a seed's value is not finite are left out, as are seeds that never evaluated the model.
     """
-    evaluated = [points for points in curves_of_seeds if points]
-    if not evaluated:
+    seeds = common_evaluations(histories, model)
+    if not seeds:
         return np.zeros(0), np.zeros((0, 0))
-    count = min(map(len, evaluated))
-    stacked = np.array([points[:count] for points in evaluated])
-    return stacked[:, :, 0].mean(0), stacked[:, :, 1]
+    x = np.array([[entry[over] for entry in entries] for entries in seeds])
+    values = values_by_seed(seeds, model, metric)
+    is_finite = np.isfinite(values).all(0)
+    return x.mean(0)[is_finite], values[:, is_finite]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fedflat.errors import UserError
 from fedflat.reporting.figures.style import LineStyle, described_labels, line_styles, open_frame, subplot_list
@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
     from fedflat.experiment.store.run_folder import Record
 
-Entry = Mapping[str, Any]
-"""The flatness log of one round."""
 Points = list[tuple[int, float]]
 """(round, value) pairs."""
-Reader = Callable[[Entry, str], float | None]
-"""Reads a quantity from the log of a round, given the name of a model."""
 
 
 def sample_text(examples: Iterable[int]) -> str:
@@ -33,80 +29,69 @@ def sample_text(examples: Iterable[int]) -> str:
     return f"curvature and sharpness on at most {shown_range(examples)} training examples (flatness.examples)"
 
 
-def _model_value(name: str) -> Reader:
-    """Return a reader of a quantity that is logged for each model, such as ``lambda_max``."""
+MODEL = "MODEL"
+"""Stands for the name of a model in the path of a quantity."""
 
-    def read(entry: Entry, model: str) -> float | None:
-        """Return the quantity ``name`` of ``model`` in the log of a round; None if it was not measured.
+
+class Quantity(NamedTuple):
+    """A quantity of the flatness log."""
+
+    label: str
+    path: tuple[str, ...]
+    """Nested keys of its value in the log of a round."""
+    reduce: Callable[[list[float]], float] | None = None
+    """Reduces the values at the path, one per client or class, to one number; None if there is a single value."""
+
+    def read(self, entry: Mapping[str, Any], model: str) -> float | None:
+        """Return the quantity in the log of a round; None if it was not measured or is not finite.
 
         An average that does not exist yet has the value of the server model.
         """
-        models = entry.get("models", {})
-        value: float | None = models.get(model, models.get("server", {})).get(name)
-        return value
-
-    return read
-
-
-def _value_at(*path: str) -> Reader:
-    """Return a reader of the value at a path of nested keys, which does not depend on the model."""
-
-    def read(entry: Entry, model: str) -> float | None:
-        """Return the value at ``path`` in the log of a round; None if a key is missing."""
         value: Any = entry
-        for key in path:
-            value = None if value is None else value.get(key)
-        return cast("float | None", value)
-
-    return read
-
-
-def _reduced(reduce: Callable[[list[float]], float], *path: str) -> Reader:
-    """Return a reader that reduces the values at a path of nested keys, one per client or class, to one number."""
-    read_all = _value_at(*path)
-
-    def read(entry: Entry, model: str) -> float | None:
-        """Return ``reduce(values)`` of the values in a round's log, one per client or class; None if there are none."""
-        values: Any = read_all(entry, model) or []
-        if isinstance(values, Mapping):
-            values = values.values()
-        numbers = [value for value in values if value is not None]
-        return reduce(numbers) if numbers else None
-
-    return read
+        for key in self.path:
+            values = value or {}
+            if key == MODEL:
+                key = model if model in values else "server"
+            value = values.get(key)
+        if self.reduce is None:
+            return cast("float | None", value)
+        listed = value.values() if isinstance(value, Mapping) else value or ()
+        numbers = [number for number in listed if number is not None]
+        return self.reduce(numbers) if numbers else None
 
 
 THRESHOLD = "stability threshold"
 """The curvature at which local gradient descent becomes unstable, drawn as a dashed line with ``lambda_max``."""
-QUANTITIES: dict[str, tuple[str, Reader]] = {
-    "lambda_max": ("largest eigenvalue of the Hessian", _model_value("lambda_max")),
-    THRESHOLD: ("stability threshold of local gradient descent", _value_at("stability_threshold")),
-    "sharpness": ("sharpness at rho = 0.05", _model_value("sharpness")),
-    "m_sharpness": ("m-sharpness at rho = 0.05, m = 32", _model_value("m_sharpness")),
-    "fisher_lambda_max": ("largest eigenvalue of the Gauss-Newton matrix", _model_value("fisher_lambda_max")),
-    "fisher_trace": ("trace of the Gauss-Newton matrix", _model_value("fisher_trace")),
-    "relative_flatness": ("relative flatness of the last layer", _model_value("relative_flatness")),
-    "fisher_rao": ("Fisher-Rao norm", _model_value("fisher_rao")),
-    "pac_bayes_sigma": ("PAC-Bayes sigma", _model_value("pac_bayes_sigma")),
-    "magnitude_sigma": ("magnitude-aware PAC-Bayes sigma", _model_value("magnitude_sigma")),
-    "gap": ("test minus training loss", _model_value("gap")),
-    "participation_gap": ("held-out minus training clients' loss", _model_value("participation_gap")),
-    "cosine": ("mean cosine of local and mean update", _reduced(fmean, "cohort", "cosine")),
-    "diversity": ("diversity of updates", _value_at("cohort", "disagreement", "diversity")),
-    "momentum": ("mean agreement with the momentum", _reduced(fmean, "cohort", "momentum", "agreement")),
-    "local lambda_max": ("median eigenvalue of clients' models", _reduced(median, "cohort", "local", "lambda_max")),
-    "overlap": (
-        "mean overlap of client and global top eigenspaces",
-        _reduced(fmean, "cohort", "similarity", "overlap_at_server"),
+QUANTITIES = {
+    "lambda_max": Quantity("largest eigenvalue of the Hessian", ("models", MODEL, "lambda_max")),
+    THRESHOLD: Quantity("stability threshold of local gradient descent", ("stability_threshold",)),
+    "sharpness": Quantity("sharpness at rho = 0.05", ("models", MODEL, "sharpness")),
+    "m_sharpness": Quantity("m-sharpness at rho = 0.05, m = 32", ("models", MODEL, "m_sharpness")),
+    "fisher_lambda_max": Quantity(
+        "largest eigenvalue of the Gauss-Newton matrix", ("models", MODEL, "fisher_lambda_max")
     ),
-    "cka": ("mean CKA of client and server features", _reduced(fmean, "cohort", "similarity", "cka")),
-    "worst class": ("test metric on the worst class", _reduced(min, "accuracy", "classes")),
-    "features": ("mean norm of output features", _reduced(fmean, "features")),
-    "L": ("largest gradient of an example", _value_at("constants", "lipschitz")),
-    "sigma": ("noise of gradients within a client", _value_at("constants", "noise")),
-    "sigma_g": ("heterogeneity of gradients", _value_at("constants", "heterogeneity")),
+    "fisher_trace": Quantity("trace of the Gauss-Newton matrix", ("models", MODEL, "fisher_trace")),
+    "relative_flatness": Quantity("relative flatness of the last layer", ("models", MODEL, "relative_flatness")),
+    "fisher_rao": Quantity("Fisher-Rao norm", ("models", MODEL, "fisher_rao")),
+    "pac_bayes_sigma": Quantity("PAC-Bayes sigma", ("models", MODEL, "pac_bayes_sigma")),
+    "magnitude_sigma": Quantity("magnitude-aware PAC-Bayes sigma", ("models", MODEL, "magnitude_sigma")),
+    "gap": Quantity("test minus training loss", ("models", MODEL, "gap")),
+    "participation_gap": Quantity("held-out minus training clients' loss", ("models", MODEL, "participation_gap")),
+    "cosine": Quantity("mean cosine of local and mean update", ("cohort", "cosine"), fmean),
+    "diversity": Quantity("diversity of updates", ("cohort", "disagreement", "diversity")),
+    "momentum": Quantity("mean agreement with the momentum", ("cohort", "momentum", "agreement"), fmean),
+    "local lambda_max": Quantity("median eigenvalue of clients' models", ("cohort", "local", "lambda_max"), median),
+    "overlap": Quantity(
+        "mean overlap of client and global top eigenspaces", ("cohort", "similarity", "overlap_at_server"), fmean
+    ),
+    "cka": Quantity("mean CKA of client and server features", ("cohort", "similarity", "cka"), fmean),
+    "worst class": Quantity("test metric on the worst class", ("accuracy", "classes"), min),
+    "features": Quantity("mean norm of output features", ("features",), fmean),
+    "L": Quantity("largest gradient of an example", ("constants", "lipschitz")),
+    "sigma": Quantity("noise of gradients within a client", ("constants", "noise")),
+    "sigma_g": Quantity("heterogeneity of gradients", ("constants", "heterogeneity")),
 }
-"""Plotted quantities: label and reader. Those of single layers are not listed, because every model has others."""
+"""Plotted quantities by name. Those of single layers are not listed, because every model has others."""
 LAYER = "lambda_max of "
 """Start of the names of single layers' eigenvalues, before the name of a weight matrix."""
 
@@ -114,7 +99,7 @@ LAYER = "lambda_max of "
 def label_of(name: str) -> str:
     """Return the label of a quantity."""
     if name in QUANTITIES:
-        return QUANTITIES[name][0]
+        return QUANTITIES[name].label
     return f"largest eigenvalue of the Hessian of {name.removeprefix(LAYER)}"
 
 
@@ -136,11 +121,11 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
         for name in entry.get("models", {}).get("server", {})
         if name.startswith(LAYER)
     ]
-    readers = {name: read for name, (_, read) in QUANTITIES.items()} | {name: _model_value(name) for name in layers}
+    known = QUANTITIES | {name: Quantity(label_of(name), ("models", MODEL, name)) for name in layers}
     quantities: dict[str, Points] = {}
-    for name, read in readers.items():
+    for name, quantity in known.items():
         for round_number, entry in entries.items():
-            value = read(entry, model)
+            value = quantity.read(entry, model)
             if value is not None:
                 quantities.setdefault(name, []).append((round_number, value))
     return quantities

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedflat.errors import UserError
 from fedflat.flatness.landscapes.grid import Landscape, Mark
-from fedflat.reporting.figures.landscape_panels import FAINT, INK, Panel
+from fedflat.reporting.figures.landscape_panels import FAINT, INK, Panel, common_scale
 from fedflat.reporting.figures.landscape_scale import (
     AXIS_TITLES,
     BASIN,
@@ -22,7 +22,6 @@ from fedflat.reporting.figures.landscape_scale import (
     shown_line,
     shown_tick,
     shown_value,
-    values_to_plot,
 )
 from fedflat.reporting.figures.landscapes import panel_styles
 from fedflat.reporting.figures.style import MARKERS, LineStyle, line_styles, marker_spacing
@@ -105,8 +104,7 @@ def landscape_parts(
         raise UserError("no landscape to plot")
     if len({panel.landscape.dimensions for panel in panels}) > 1:
         raise UserError("one- and two-dimensional landscapes cannot share a page; plot them separately")
-    value = value or values_to_plot(panels[0].landscape)[0]
-    scale = LandscapeScale.over([panel.landscape for panel in panels], value)
+    scale = common_scale(panels, value)
     styles = line_styles(panel.title for panel in panels) | panel_styles(panels, styles)
     if panels[0].landscape.dimensions == 1:
         figures, notes = [[_curves(panels, scale, styles)]], [scale.omitted]
@@ -127,8 +125,8 @@ def landscape_parts(
             for figure in row
         ]
         rows.append([title + part for title, part in zip(titles, parts, strict=True)])
-    sentences = [f"{note[0].upper()}{note[1:]}." for note in (f"{shown_value(value)} on one scale", *notes) if note]
-    return " ".join(sentences), rows
+    notes = [f"{shown_value(scale.value)} on one scale", *notes]
+    return " ".join(f"{note[0].upper()}{note[1:]}." for note in notes if note), rows
 
 
 def _title(panel: Panel) -> str:

@@ -99,8 +99,8 @@ def algorithm_of(label: str) -> str:
     >>> algorithm_of("fedprox(mu=0.1, nesterov=true), seed 0"), algorithm_of("fedavg (seed 1)")
     ('fedprox(mu=0.1, nesterov=true)', 'fedavg')
     """
-    found = re.match(r"(?:[^\s,(]|\([^)]*\))+", label)  # spaces and commas inside parentheses belong to the algorithm
-    return found.group() if found else label
+    match = re.match(r"(?:[^\s,(]|\([^)]*\))+", label)  # spaces and commas inside parentheses belong to the algorithm
+    return match.group() if match else label
 
 
 def described_labels(names: Iterable[str], descriptions: Mapping[str, str]) -> tuple[dict[str, str], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedflat.algorithms.cards import CARDS
@@ -35,6 +35,15 @@ def paper_name(label: str, names: Mapping[str, str]) -> str:
     if name.endswith(")") and rest.startswith("("):
         return f"{name[:-1]}, {rest[1:]}"
     return f"{name} {rest}" if " " in name and rest.startswith("(") else name + rest
+
+
+def names_row(name: str, labels: Iterable[str]) -> bool:
+    """Whether a name is one of some rows' labels, or the algorithm at the start of one.
+
+    >>> names_row("fedavg", ["fedavg+ema"]), names_row("fedsam", ["fedavg+ema"])
+    (True, False)
+    """
+    return any(paper_name(label, {name: ""}) != paper_name(label, {}) for label in labels)
 
 
 def display_name(label: str, rows: Mapping[str, str], names: Mapping[str, str]) -> str:
@@ -69,7 +78,7 @@ def with_display_names(document: Mapping[str, Any], names: Mapping[str, str]) ->
     labels = list(dict.fromkeys(row["label"] for section in changed["sections"] for row in section["rows"]))
     shown = {label: paper_name(label, names) for label in labels}
     for name in names:
-        if all(paper_name(label, {name: ""}) == paper_name(label, {}) for label in labels):
+        if not names_row(name, labels):
             raise one_of("row", name, labels)
     if len(set(shown.values())) < len(shown):
         raise UserError(f"two rows would have the same name ({', '.join(shown.values())}); choose other labels")

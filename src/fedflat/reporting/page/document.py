@@ -19,22 +19,23 @@ from fedflat.experiment.store.provenance import recorded_data
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.distinct import relative_paths, run_path
 from fedflat.reporting.figures.style import evenly_spaced, sort_and_subsample_clients
-from fedflat.reporting.page.gather import Gathered, Group, LabelledRow, group_runs
+from fedflat.reporting.page.gather import Gathered, Group, group_runs
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
-from fedflat.reporting.row import Row
+from fedflat.reporting.row import LabelledRow, Row
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
+    common_evaluations,
     compare_paired,
     holm_correction,
     rank_algorithms,
     seed_statistics,
-    series,
     shown_range,
     summarise,
+    values_by_seed,
 )
-from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, has_virtual_time, target_values
-from fedflat.text import parameters, show
+from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, costs_to_target, has_virtual_time
+from fedflat.text import parameters, show, show_value
 
 SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
 """Summary values of a run, with their labels."""
@@ -147,16 +148,16 @@ def _parameters(texts: Iterable[str]) -> dict[str, str]:
     >>> _parameters(["fedavg", "fedlesam+ema", "mine"])["fedlesam+ema"]
     'lesam(rho=0.1, direction=client, indexing=vector) + ema(decay=0.99)'
     """
-    found, unset = {}, Algorithm()
+    described, unset = {}, Algorithm()
     for text in dict.fromkeys(texts):
         try:
             made = algorithm(text)
         except UserError:
-            found[text] = "defaults unknown, because the plugin is not loaded (--plugin FILE.py)"
+            described[text] = "defaults unknown, because the plugin is not loaded (--plugin FILE.py)"
             continue
         parts = [part for slot in SLOTS if (part := getattr(made, slot)) != getattr(unset, slot)]
-        found[text] = " + ".join(_with_parameters(part) for part in (*parts, *made.averages))
-    return {text: parts for text, parts in found.items() if parts}
+        described[text] = " + ".join(_with_parameters(part) for part in (*parts, *made.averages))
+    return {text: parts for text, parts in described.items() if parts}
 
 
 def _with_parameters(part: Any) -> str:
@@ -188,7 +189,7 @@ def _row_values(
         "label": label,
         "algorithm": row.algorithm,
         "model": row.model,
-        "settings": dict(settings),
+        "settings": {name: show_value(value) for name, value in settings.items()},
         "seeds": seeds,
         "diverged": [seed for seed in seeds if status[seed] == "diverged"],
         "unfinished": [seed for seed in seeds if status[seed] not in ENDED_STATUSES],
@@ -198,7 +199,7 @@ def _row_values(
         "last_metrics": row.last_metrics,
         "spread": {name: _spread(by_seed.values()) for name, by_seed in values.items()},
         "mean_counts": {seed: summary.mean_count for seed, summary in summaries.items()},
-        "reached": [target_values(row, metric, lower_is_better, target) for target in targets],
+        "reached": [costs_to_target(row, metric, target, lower_is_better).document(target) for target in targets],
         "cost": {name: _mean([float(entry[name]) for entry in last_entries]) for name in COSTS},
         "seconds": _mean([record.seconds for record in row.averaged]),
         "rounds": max((int(record.history[-1]["round"]) for record in row.records if record.history), default=0),
@@ -297,25 +298,21 @@ def _curve_values(row: Row, max_points: int) -> Values:
     """Compute the curves of a row: mean and standard deviation over seeds of every metric, and the x values.
 
     ``over`` holds the x values by axis (rounds and costs). Curves are subsampled to at most ``max_points`` points and
-    end with the shortest run.
+    end with the shortest run. A mean is None where the metric of a run was not finite.
     """
-    histories = [_with_costs(record) for record in row.drawn]
-    metrics = dict.fromkeys(name for history in histories for name in history[-1]["test"].get(row.model, {}))
+    seeds = common_evaluations(map(_with_costs, row.drawn), row.model)
     curve: Values = {"over": {}, "metrics": {}}
-    for metric in metrics:
-        seeds = [series(history, row.model, metric) for history in histories]  # (round, value) pairs of each seed
-        count = min(map(len, seeds), default=0)
-        if not count:
-            continue
-        shown = evenly_spaced(count, max_points)
-        values = np.array([[value for _, value in points[:count]] for points in seeds])[:, shown]
-        std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
-        curve["metrics"][metric] = {"mean": _shortened(values.mean(0)), "std": _shortened(std)}
-        if not curve["over"]:  # all metrics share the x values of the first one
-            timed = has_virtual_time(row.records)
-            for axis in AXES | (VIRTUAL_AXIS if timed else {}):
-                positions = [[x for x, _ in series(history, row.model, metric, axis)][:count] for history in histories]
-                curve["over"][axis] = _shortened(np.array(positions).mean(0)[shown])
+    if not seeds:
+        return curve
+    shown = evenly_spaced(len(seeds[0]), max_points)
+    for axis in AXES | (VIRTUAL_AXIS if has_virtual_time(row.records) else {}):
+        positions = np.array([[entry[axis] for entry in entries] for entries in seeds])
+        curve["over"][axis] = _shortened(positions.mean(0)[shown])
+    for metric in dict.fromkeys(name for entries in seeds for name in entries[-1]["test"][row.model]):
+        values = values_by_seed(seeds, row.model, metric)[:, shown]
+        if np.isfinite(values).any():
+            std = values.std(0, ddof=1) if len(values) > 1 else np.zeros(len(shown))
+            curve["metrics"][metric] = {"mean": _shortened(values.mean(0)), "std": _shortened(std)}
     return curve
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedflat.data import fixes_clients, full_partition
 from fedflat.display import counted
@@ -20,16 +20,16 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.distinct import drop_repeated, relative_paths, run_path
 from fedflat.reporting.figures.style import LineStyle, line_styles
-from fedflat.reporting.row import Row
-from fedflat.text import show_value
+from fedflat.reporting.row import LabelledRow, rows_of
+from fedflat.setting_names import flat
 
 PARTITION_SETTINGS = ("dataset", "partition", "partition_seed", "clients", "validation")
 """Settings of ``data`` that, with a seed, determine the partition."""
 IRRELEVANT_SETTINGS = frozenset(
-    {"algorithm", "seed", "data.dir", "evaluation.save_every", "flatness"}
+    {"algorithm", "seed", "data.dir", "evaluation.save_every"}
     | {f"engine.{name}" for name in ("name", "lanes", "compile", "workers", "device", "checkpoint_every")}
 )
-"""Settings that do not affect results, and the two by which a report distinguishes runs: algorithm and seed."""
+"""Settings, besides ``flatness``, that do not affect results, and algorithm and seed, which reports list separately."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Gathered:
     """The runs of a report, and skipped folders with reasons."""
 
     records: list[Record]
-    left_out: list[tuple[str, str]] = field(default_factory=list)
+    left_out: list[tuple[str, str]]
     """(folder, reason) of every folder that was skipped."""
 
 
@@ -56,7 +56,8 @@ def gather(paths: Iterable[Path]) -> Gathered:
                 "--module FILE.py:FUNCTION --dataset NAME"
             )
         if not path.is_dir():
-            raise UserError(f"{path} does not exist; expected a run folder, or a folder that contains runs")
+            problem = "is not a folder" if path.exists() else "does not exist"
+            raise UserError(f"{path} {problem}; expected a run folder, or a folder that contains runs")
         folders = [path] if RunFolder(path).exists else runs_below(path)
         for folder in folders:
             try:
@@ -68,7 +69,9 @@ def gather(paths: Iterable[Path]) -> Gathered:
             path_text = relative_paths(str(folder))
             left_out.append((path_text, f"{path_text} has no config.yaml and is incomplete; copy it again"))
     # Irrelevant settings may differ.
-    distinct, repeated = drop_repeated(records.values(), lambda config: (config.seed, *_experiment(config)))
+    distinct, repeated = drop_repeated(
+        records.values(), lambda config: (config.algorithm, config.seed, str(settings_of(config)))
+    )
     left_out += repeated
     if not distinct:
         reason = f" ({left_out[0][1]})" if left_out else ""
@@ -97,20 +100,6 @@ def _load_complete(path: Path) -> Record:
     return record
 
 
-def _experiment(config: Config) -> tuple[object, ...]:
-    """Return a key that is equal for configs that differ only in their seed or in irrelevant settings."""
-    return config.algorithm, *sorted(settings_of(config).items())
-
-
-class LabelledRow(NamedTuple):
-    """A row of a report."""
-
-    label: str
-    row: Row
-    settings: dict[str, str]
-    """The settings in which it differs from other rows, by full name."""
-
-
 @dataclass(frozen=True)
 class Group:
     """Runs with the same dataset and partition, so that runs with the same seed can be compared in pairs."""
@@ -127,24 +116,7 @@ class Group:
 
         A row is labelled with its algorithm, model and the settings in which experiments differ.
         """
-        experiments: dict[tuple[object, ...], list[Record]] = {}
-        for record in self.records:
-            experiments.setdefault(_experiment(record.config), []).append(record)
-        settings = [settings_of(records[0].config) for records in experiments.values()]
-        differing = [name for name in settings[0] if len({values.get(name) for values in settings}) > 1]
-        rows: dict[str, LabelledRow] = {}
-        for records, values in zip(experiments.values(), settings, strict=True):
-            distinguishing = {name: values[name] for name in differing}
-            shown_settings = [f"{name.split('.')[-1]}={value}" for name, value in distinguishing.items()]
-            by_seed = tuple(sorted(records, key=lambda record: record.config.seed))
-            # Runs that have not been evaluated yet have a row for the server model.
-            models = dict.fromkeys(name for record in records for name in record.evaluated) or {"server": None}
-            for model in models:
-                row = Row(records[0].config.algorithm, model, by_seed)
-                label = ", ".join([row.label, *shown_settings])
-                # Runs that differ only in an average train the same server model, which has one row.
-                rows.setdefault(label, LabelledRow(label, row, distinguishing))
-        return list(rows.values())
+        return rows_of(self.records, settings_of)
 
     @cached_property
     def styles(self) -> dict[str, LineStyle]:
@@ -209,26 +181,10 @@ def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
     return dict(sorted(partitions.items()))
 
 
-def settings_of(config: Config) -> dict[str, str]:
-    """Return the settings that may affect results, except for algorithm and seed.
-
-    Keys are full names such as ``training.lr``, and values are text.
-    """
-    settings: dict[str, str] = {}
-
-    def flatten(values: Mapping[str, Any], prefix: str) -> None:
-        """Add a section of the config to ``settings``; ``prefix`` is the section's name with a dot."""
-        for name, value in values.items():
-            full_name = f"{prefix}{name}"
-            if full_name in IRRELEVANT_SETTINGS:
-                continue
-            if isinstance(value, dict):
-                flatten(value, f"{full_name}.")
-            else:
-                settings[full_name] = show_value(value)
-
-    flatten(config.model_dump(mode="json"), "")
-    return settings
+def settings_of(config: Config) -> dict[str, Any]:
+    """Return the settings that may affect results, except algorithm and seed, by full name, e.g. ``training.lr``."""
+    settings = flat(config.model_dump(mode="json", exclude={"flatness"}))
+    return {name: value for name, value in settings if name not in IRRELEVANT_SETTINGS}
 
 
 def _shown_data(record: Record) -> str:
@@ -253,16 +209,18 @@ def _shown_data(record: Record) -> str:
 def _training_protocol(config: Config) -> list[str]:
     """Return short texts on the model, clients per round, rounds, local training, batch size and learning rate."""
     training = config.training
-    counts = {"client": config.federation.clients_per_round, "round": training.rounds}
     if training.local_steps is None:
-        counts["local epoch"] = training.local_epochs
+        local_training = counted(training.local_epochs, "local epoch")
     else:
-        counts["local step"] = training.local_steps
-    clients, *others = (  # e.g. "10 clients", "100 rounds", "1 local epoch"
-        f"{count} {noun}{'s' if count != 1 else ''}" for noun, count in counts.items()
-    )
-    settings = [f"batch size {training.batch_size}", f"learning rate {training.lr:g}"]
-    return [config.model, f"{clients} per round", *others, *settings]
+        local_training = counted(training.local_steps, "local step")
+    return [
+        config.model,
+        f"{counted(config.federation.clients_per_round, 'client')} per round",
+        counted(training.rounds, "round"),
+        local_training,
+        f"batch size {training.batch_size}",
+        f"learning rate {training.lr:g}",
+    ]
 
 
 def shown_partition(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedflat.display import counted
 from fedflat.flatness.checks import describe_unequal_losses, describe_unequal_sizes
 from fedflat.reporting.row import MIXED_DATA, MIXED_PLUGINS, WORSE_THAN_MEAN
 from fedflat.reporting.tables.summary import MEAN_LABEL, MIN_SIGNED_RANK_PAIRS, detectable_effect, shown_range
@@ -13,8 +14,8 @@ FEW_SEEDS = 5
 """Number of seeds below which a report states its statistical limits."""
 MAX_LISTED = 5
 """Maximum number of runs or rows named in one caveat."""
-MAX_RUN_NOTES = 12
-"""Maximum number of caveats about single runs."""
+MAX_DIVERGED = 12
+"""Maximum number of diverged runs with a caveat each."""
 BAD, WARN, INFO = "bad", "warn", "info"
 """Severities; the page styles a caveat by this name."""
 TEST_NAMES = {
@@ -39,18 +40,16 @@ def notes_of(section: Values) -> list[dict[str, str]]:
 
 def _run_notes(runs: Sequence[Values]) -> Notes:
     """Note runs that diverged, have not finished or stopped early."""
+    diverged = [run for run in runs if run["status"] == "diverged"]
     notes: Notes = []
-    for run in runs:
-        if run["status"] == "diverged":
-            where = f"{run['algorithm']}, seed {run['seed']}, diverged at round {run['rounds']}"
-            notes.append((BAD, f"{where}{_reason(run)}."))
-    if notes:
-        notes.append(
-            (
-                BAD,
-                "Diverged runs rank last. Means and differences exclude them, which flatters their algorithms.",
-            )
-        )
+    for run in diverged[:MAX_DIVERGED]:
+        where = f"{run['algorithm']}, seed {run['seed']}, diverged at round {run['rounds']}"
+        notes.append((BAD, f"{where}{_reason(run)}."))
+    if len(diverged) > MAX_DIVERGED:
+        notes.append((BAD, f"… and {len(diverged) - MAX_DIVERGED} more."))
+    if diverged:
+        text = "Diverged runs rank last. Means and differences exclude them, which flatters their algorithms."
+        notes.append((BAD, text))
     unfinished = [run for run in runs if run["status"] in ("running", "paused")]
     if unfinished:
         names = _listed(
@@ -59,10 +58,8 @@ def _run_notes(runs: Sequence[Values]) -> Notes:
         notes.append((WARN, f"{len(unfinished)} of {len(runs)} runs are unfinished, and means exclude them: {names}."))
     stopped = sum(run["status"] == "stopped" for run in runs)
     if stopped:
-        notes.append((INFO, f"{_counted(stopped, 'run')} stopped early, as configured."))
-    if len(notes) <= MAX_RUN_NOTES:
-        return notes
-    return [*notes[:MAX_RUN_NOTES], (BAD, f"… and {len(notes) - MAX_RUN_NOTES} more.")]
+        notes.append((INFO, f"{counted(stopped, 'run')} stopped early, as configured."))
+    return notes
 
 
 def _reason(run: Values) -> str:
@@ -140,7 +137,7 @@ def _summary_notes(rows: Sequence[Values]) -> Notes:
             "therefore optimistic."
         )
         notes.append((INFO, text))
-    if len({row["rounds"] for row in rows}) > 1:
+    if len({row["rounds"] for row in rows if row["mean_counts"]}) > 1:  # of rows that have final values
         text = "Rows have different numbers of rounds, so their final values are not directly comparable."
         notes.append((WARN, text))
     return notes
@@ -150,8 +147,8 @@ def _target_notes(rows: Sequence[Values]) -> Notes:
     """Explain censoring if some run did not reach a target."""
     missed = sum(target["runs"] - target["reached"] for row in rows for target in row["reached"])
     text = (
-        f"{_counted(missed, 'time')} a run ended before it reached a target. Such runs are censored: 1000+ means not "
-        "reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
+        f"In {counted(missed, 'case')}, a run ended before it reached a target. Such runs are censored: 1000+ means "
+        "not reached by round 1000. Rounds to a target are medians over all seeds, including censored ones."
     )
     return [(WARN, text)] if missed else []
 
@@ -180,7 +177,3 @@ def _flatness_notes(views: Values) -> Notes:
 def _listed(names: Sequence[str]) -> str:
     """Join the first names, with an ellipsis if there are more."""
     return ", ".join(names[:MAX_LISTED]) + (", …" if len(names) > MAX_LISTED else "")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count != 1 else ''}"

@@ -24,11 +24,12 @@ from fedflat.display import (
     shown_seconds,
     shown_target,
 )
+from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
-from fedflat.reporting.page.display_names import display_name, with_display_names
+from fedflat.reporting.page.display_names import display_name, names_row, with_display_names
 from fedflat.reporting.page.document import (
     SUMMARY_LABELS,
     has_uneven_means,
@@ -70,7 +71,6 @@ def report_page(
     title: str = "",
     landscapes: Sequence[Mapping[str, Landscape]] = (),
     made: str = "",
-    value: str = "train_loss",
     commands: Sequence[Sequence[str]] = (),
 ) -> str:
     """Render the page of a report as self-contained HTML.
@@ -80,14 +80,13 @@ def report_page(
         title: title of the page; default: from the content.
         landscapes: for each section, its landscapes by name; they add the Plotly library to the page. Default: none.
         made: version and date for the footer.
-        value: name of the plotted value of the landscapes.
         commands: for each section, the commands that repeat it. Default: none.
     """
     sections = document["sections"]
     landscape_parts: list[dict[str, Any] | None] = [None] * len(sections)
     for number, by_name in enumerate(landscapes):
         styles = {row["label"]: LineStyle(row["style"]) for row in sections[number]["rows"]}
-        landscape_parts[number] = _landscape_html(by_name, value, styles)
+        landscape_parts[number] = _landscape_html(by_name, styles)
     return _template().render(  # the arguments below ``made`` are functions and constants that the template uses
         document=document,
         title=title or _title(sections),
@@ -146,25 +145,26 @@ def _plotted_json(document: Values) -> str:
         values["rows"] = [{name: row[name] for name in ("number", "label", "style")} for row in section["rows"]]
         values["partition"] = {"class_counts": section["partition"]["class_counts"]}
         values["shares"] = [name for name in section["metrics"] if is_share(name)]
+        lower_is_better = {name: is_error(name) for name in section["metrics"]}
+        lower_is_better[section["metric"]] = section["lower_is_better"]
+        values["falling"] = [name for name, is_falling in lower_is_better.items() if is_falling]
         sections.append(values)
     values = {"sections": sections, "targets": document["targets"]}
     return json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _landscape_html(
-    landscapes: Mapping[str, Landscape], value: str, styles: Mapping[str, LineStyle]
-) -> dict[str, Any] | None:
-    """Render the landscapes that have ``value`` as HTML, with a note on their scale; None if there are none.
+def _landscape_html(landscapes: Mapping[str, Landscape], styles: Mapping[str, LineStyle]) -> dict[str, Any] | None:
+    """Render the landscapes of the training loss as HTML, with a note on their scale; None if there are none.
 
     The page embeds the Plotly library once, for all sections. ``styles`` holds colours and markers by name.
     """
     from fedflat.reporting.figures.landscape_page import landscape_parts
     from fedflat.reporting.figures.landscape_panels import panels_of
 
-    panels = panels_of(landscapes, value)
+    panels = panels_of(landscapes, "train_loss")
     if not panels:
         return None
-    about, rows = landscape_parts(panels, value, library=False, styles=styles)
+    about, rows = landscape_parts(panels, "train_loss", library=False, styles=styles)
     return {"about": about, "rows": rows}
 
 
@@ -371,10 +371,13 @@ def write_report(
         {display_name(name, names, labels): landscape for name, landscape in landscapes_of(group).items()}
         for group in groups
     ]
-    options = report_options(title, targets, baseline, by, columns, labels, figures)
     commands = []
-    for number, group in enumerate(groups, 1):
+    for number, (group, section) in enumerate(zip(groups, document["sections"], strict=True), 1):
         suffix = _suffix(document, number)
+        rows = [row.label for row in group.rows]
+        section_labels = {name: label for name, label in labels.items() if names_row(name, rows)}
+        section_baseline = baseline if section["baseline"] is not None else None
+        options = report_options(title, targets, section_baseline, by, columns, section_labels, figures)
         commands.append(repeat_commands(group, out / f"settings{suffix}.yaml", f"repeated{suffix}", options))
     version = f"fedflat {__version__} on {date.today().isoformat()}"
     write_atomically(out / "report.html", report_page(shown_document, title, landscapes, version, commands=commands))

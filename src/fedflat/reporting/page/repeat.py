@@ -7,8 +7,8 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import is_user_supplied
 from fedflat.reporting.distinct import relative_paths
 from fedflat.reporting.page.gather import Group
@@ -33,8 +33,7 @@ def repeat_commands(group: Group, settings: Path, out: str, report_options: Sequ
         return []
     algorithms: dict[tuple[tuple[str, ...], str], dict[str, None]] = {}  # by differing settings and seeds
     for labelled in group.rows:
-        config = labelled.row.records[0].config
-        assignments = tuple(f"{name}={_yaml_value(config, name)}" for name in labelled.settings)
+        assignments = tuple(f"{name}={_yaml_value(value)}" for name, value in labelled.settings.items())
         seeds = _seeds_option([record.config.seed for record in labelled.row.records])
         algorithms.setdefault((assignments, seeds), {})[labelled.row.algorithm] = None
     folders = {assignments: f"{out}/{number}" for number, (assignments, _) in enumerate(algorithms, 1)}
@@ -73,11 +72,8 @@ def report_options(
     return options if figures else [*options, "--no-figures"]
 
 
-def _yaml_value(config: Config, name: str) -> str:
-    """Write the value of a setting such as ``training.clip`` as ``--set`` expects, e.g. ``null``; JSON is also YAML."""
-    value = config.model_dump(mode="json")
-    for key in name.split("."):
-        value = value[key]
+def _yaml_value(value: Any) -> str:
+    """Write the value of a setting as ``--set`` expects, e.g. ``null``; JSON is also YAML."""
     return relative_paths(json.dumps(value, ensure_ascii=False))
 
 

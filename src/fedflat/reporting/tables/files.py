@@ -28,7 +28,7 @@ from fedflat.reporting.page.document import (
 )
 from fedflat.reporting.page.measurements import SEED_TABLE
 from fedflat.reporting.row import MIXED_PLUGINS
-from fedflat.reporting.tables.summary import MEAN_LABEL, are_equal, shown_range
+from fedflat.reporting.tables.summary import MEAN_LABEL, SeedStatistics, are_equal, shown_range
 
 Values = Mapping[str, Any]
 DIFFERENCE_HEADS = ("row", "difference", "95 % bootstrap", "95 % Student", "pairs", "test", "p", "p after Holm")
@@ -168,7 +168,10 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
     for name in SUMMARY_LABELS:
         if not has_uneven_means(rows, name):
             means = {row["number"]: row["spread"][name]["mean"] for row in rows if row["spread"][name]}
-            columns[name] = {number: (sign * mean, _shown(mean, section)) for number, mean in means.items()}
+            columns[name] = {
+                number: (sign * mean, shown_metric(mean, section["metric"], section["number_format"]))
+                for number, mean in means.items()
+            }
     for row in rows:
         for target in row["reached"]:
             if target["median"] is not None:
@@ -189,14 +192,7 @@ def _shown_spread(spread: Values | None, section: Values) -> str:
 
     For a single seed, the mean stands alone. ``spread`` is None if no run has the value, which gives a dash.
     """
-    if spread is None:
-        return "–"
-    mean = _shown(spread["mean"], section)
-    return f"{mean} ± {_shown(spread['std'], section)}" if spread["count"] > 1 else mean
-
-
-def _shown(value: float, section: Values) -> str:
-    return shown_metric(value, section["metric"], section["number_format"])
+    return "–" if spread is None else SeedStatistics(**spread).shown(section["metric"], section["number_format"])
 
 
 def _target_cells(target: Values, timed: bool) -> list[str]:

@@ -40,6 +40,7 @@ _MATHS = {  # pdflatex has no text characters for Greek letters and mathematical
 _ESCAPES = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    | {"[": "{[}", "*": "{*}"}  # at the start of a row, they would be arguments of the line break before it
     | _MATHS
 )
 
@@ -49,8 +50,8 @@ def latex_text(text: str) -> str:
 
     >>> latex_text("fedavg+wima(window=20) 83.1 ± 0.2 %")
     'fedavg+wima(window=20) 83.1 $\\\\pm$ 0.2 \\\\%'
-    >>> latex_text("μ ≤ 1")
-    '$\\\\mu$ $\\\\leq$ 1'
+    >>> latex_text("[1] μ ≤ 1")
+    '{[}1] $\\\\mu$ $\\\\leq$ 1'
     """
     return text.translate(_ESCAPES)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import fmean, median, median_high, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,22 @@ def series(
     """
     points = [(entry[over], entry["test"].get(model, {}).get(metric)) for entry in history]
     return [(x, value) for x, value in points if value is not None]
+
+
+def common_evaluations(histories: Iterable[Sequence[dict[str, Any]]], model: str) -> list[list[dict[str, Any]]]:
+    """Return the evaluations of a model in several runs, of each run as many as the shortest one has.
+
+    Runs without any evaluation of the model are left out.
+    """
+    evaluated = [[entry for entry in history if model in entry["test"]] for history in histories]
+    evaluated = [entries for entries in evaluated if entries]
+    count = min(map(len, evaluated), default=0)
+    return [entries[:count] for entries in evaluated]
+
+
+def values_by_seed(runs: Sequence[Sequence[dict[str, Any]]], model: str, metric: str) -> np.ndarray:
+    """Return a model's test metric in runs of equal length, [seeds, evaluations]; NaN where it was not finite."""
+    return np.array([[entry["test"][model].get(metric) for entry in entries] for entries in runs], dtype=float)
 
 
 def rounds_to(
@@ -246,19 +262,23 @@ def _drop_last_bits(values: Any) -> np.ndarray:
 
 
 def signed_rank_p(differences: Sequence[float]) -> float:
-    """Compute the two-sided p-value of Wilcoxon's signed-rank test; zero differences are dropped.
+    """Compute the exact two-sided p-value of Wilcoxon's signed-rank test, also with ties; zero differences are dropped.
 
-    It is exact without ties. With ties, all sign flips are enumerated for up to 16 pairs, and sampled for more.
+    >>> signed_rank_p([1, 2, 3]), signed_rank_p([1, 1, -1])
+    (0.25, 1.0)
     """
-    from scipy.stats import PermutationMethod, wilcoxon
+    from scipy.stats import rankdata
 
     values = _drop_last_bits(differences)
     values = values[values != 0]
     if not len(values):
         return 1.0
-    has_ties = len(np.unique(np.abs(values))) < len(values)
-    method = PermutationMethod(n_resamples=2 ** min(len(values), 16)) if has_ties else "exact"
-    return float(wilcoxon(values, method=method).pvalue)
+    ranks = (2 * rankdata(np.abs(values))).astype(int)  # twice the ranks, because tied ones may be halves
+    smaller = min(ranks[values > 0].sum(), ranks[values < 0].sum())
+    shares = np.ones(1)  # shares[s]: share of all sign flips in which the positive ranks sum to s
+    for rank in ranks:
+        shares = (np.pad(shares, (0, rank)) + np.pad(shares, (rank, 0))) / 2
+    return float(min(1.0, 2 * shares[: smaller + 1].sum()))
 
 
 def holm_correction(p_values: Sequence[float | None]) -> list[float | None]:
@@ -321,48 +341,6 @@ def rank_algorithms(values: Mapping[str, Mapping[int, float]], lower_is_better: 
         critical = quantile * math.sqrt(len(values) * (len(values) + 1) / (6 * len(seeds)))
     each = {name: tuple(map(float, row)) for name, row in zip(values, ranks, strict=True)}
     return Ranks(seeds, each, friedman, critical)
-
-
-@dataclass(frozen=True)
-class RoundsToTarget:
-    """Rounds that runs needed to reach a target.
-
-    A run that ended before it reached the target is not dropped, but censored: it needs more rounds than it had.
-    """
-
-    target: float
-    rounds: tuple[int | None, ...]
-    """The first round at the target, per run; None if the run did not reach it."""
-    ends: tuple[int, ...]
-    """The last round of every run."""
-
-    @property
-    def count(self) -> int:
-        """Number of runs that reached the target."""
-        return sum(rounds is not None for rounds in self.rounds)
-
-    @property
-    def median(self) -> float | None:
-        """The median over all runs; None if the middle run did not reach the target.
-
-        A mean over the runs that reached it would be biased.
-        """
-        middle = median(math.inf if rounds is None else rounds for rounds in self.rounds)
-        return middle if math.isfinite(middle) else None
-
-    @property
-    def text(self) -> str:
-        """The median, or ``1000+`` if the middle run ended at round 1000 without reaching the target.
-
-        >>> RoundsToTarget(0.9, (40, None, 60), (100, 100, 100)).text
-        '60'
-        >>> RoundsToTarget(0.9, (40, None, None), (100, 90, 80)).text
-        '80+'
-        """
-        if self.median is not None:
-            return f"{self.median:g}"
-        lower_bounds = [end if rounds is None else rounds for rounds, end in zip(self.rounds, self.ends, strict=True)]
-        return f"{median_high(lower_bounds)}+"
 
 
 def detectable_effect(pairs: int, power: float = 0.8, level: float = LEVEL) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median, median_high
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedflat.reporting.tables.summary import RoundsToTarget, rounds_to
+from fedflat.reporting.tables.summary import rounds_to
 
 if TYPE_CHECKING:
     from fedflat.experiment.store.run_folder import Record
@@ -32,80 +33,86 @@ class MedianRounds(NamedTuple):
     runs: int
 
 
-class TargetCosts(NamedTuple):
-    """Medians over runs of what they needed to reach a target.
+@dataclass(frozen=True)
+class TargetCosts:
+    """What several runs needed to reach a target.
 
-    A median is None if the middle run did not reach the target.
+    A run that ended before it reached the target is not dropped, but censored: it needs more rounds than it had.
+    Medians are None if the middle run did not reach the target; means over the runs that reached it would be biased.
     """
 
-    rounds: float | None
-    reached: int
-    """Number of runs that reached the target."""
-    runs: int
-    seconds: float | None
-    """Virtual seconds; also None if a run has no virtual time."""
-    bytes: float | None
-    """Bytes sent, up and down."""
+    rounds: tuple[int | None, ...]
+    """The first round at the target, per run; None if the run did not reach it."""
+    ends: tuple[int, ...]
+    """The last round of every run."""
+    seconds: float | None = None
+    """Median of the virtual seconds; also None if a run has no virtual time."""
+    bytes: float | None = None
+    """Median of the bytes sent, up and down."""
 
-    def entries(self, target: float) -> dict[str, Any]:
-        """The entries of a comparison's table, by name."""
+    @property
+    def reached(self) -> int:
+        """Number of runs that reached the target."""
+        return sum(rounds is not None for rounds in self.rounds)
+
+    @property
+    def median(self) -> float | None:
+        """Median of the rounds."""
+        return _median(math.inf if rounds is None else rounds for rounds in self.rounds)
+
+    @property
+    def text(self) -> str:
+        """The median, or ``1000+`` if the middle run ended at round 1000 without reaching the target.
+
+        >>> TargetCosts((40, None, 60), (100, 100, 100)).text
+        '60'
+        >>> TargetCosts((40, None, None), (100, 90, 80)).text
+        '80+'
+        """
+        if not self.rounds:
+            return "–"
+        if self.median is not None:
+            return f"{self.median:g}"
+        lower_bounds = [end if rounds is None else rounds for rounds, end in zip(self.rounds, self.ends, strict=True)]
+        return f"{median_high(lower_bounds)}+"
+
+    def document(self, target: float) -> dict[str, Any]:
+        """Return all values for a report; ``each`` has the rounds of each run as text, e.g. ``100+``."""
+        pairs = zip(self.rounds, self.ends, strict=True)
         return {
-            f"rounds to {target:g}": MedianRounds(self.rounds, self.reached, self.runs),
-            f"virtual seconds to {target:g}": self.seconds,
-            f"bytes to {target:g}": self.bytes,
+            "target": target,
+            "seconds": self.seconds,
+            "bytes": self.bytes,
+            "text": self.text,
+            "median": self.median,
+            "reached": self.reached,
+            "runs": len(self.rounds),
+            "each": [f"{end}+" if rounds is None else str(rounds) for rounds, end in pairs],
         }
 
 
 def costs_to_target(row: Row, metric: str, target: float, lower_is_better: bool) -> TargetCosts:
-    """Compute what the runs of a row needed until ``metric`` was ``target`` or better."""
-    rounds, seconds, sent = list[float](), list[float](), list[float]()
-    for record in row.records:
-        first_round = rounds_to(record.history, row.model, metric, target, lower_is_better)
-        if first_round is None:
-            entry: dict[str, float] = {}
-        else:
-            entry = next(entry for entry in record.history if entry["round"] == first_round)
-        rounds.append(math.inf if first_round is None else first_round)
-        seconds.append(entry.get(VIRTUAL_SECONDS, math.inf))
-        sent.append(entry["bytes_up"] + entry["bytes_down"] if entry else math.inf)
-    reached = sum(map(math.isfinite, rounds))
-    return TargetCosts(_median(rounds), reached, len(rounds), _median(seconds), _median(sent))
+    """Compute what the evaluated runs of a row needed until ``metric`` was ``target`` or better."""
+    runs = [record for record in row.records if record.history]
+    rounds = [rounds_to(record.history, row.model, metric, target, lower_is_better) for record in runs]
+    at_target: list[dict[str, Any]] = []  # the evaluation at which each run reached the target; empty if it did not
+    for record, first_round in zip(runs, rounds, strict=True):
+        at_target.append(next((entry for entry in record.history if entry["round"] == first_round), {}))
+    return TargetCosts(
+        tuple(rounds),
+        tuple(map(_end, runs)),
+        seconds=_median(entry.get(VIRTUAL_SECONDS, math.inf) for entry in at_target),
+        bytes=_median(entry["bytes_up"] + entry["bytes_down"] if entry else math.inf for entry in at_target),
+    )
 
 
-def _median(values: Sequence[float]) -> float | None:
-    """The median of numbers, or None if it is infinite."""
-    middle = median(values)
+def _median(values: Iterable[float]) -> float | None:
+    """The median of numbers; None if it is infinite, or if there are none."""
+    listed = list(values)
+    middle = median(listed) if listed else math.inf
     return middle if math.isfinite(middle) else None
 
 
-def target_values(row: Row, metric: str, lower_is_better: bool, target: float) -> dict[str, Any]:
-    """Compute what a row's runs needed to reach a target value of the metric, as plain values.
-
-    The result holds the ``median`` number of rounds over runs and its ``text``, how many of the ``runs`` have
-    ``reached`` the target, and the rounds of ``each`` run as text: ``100+`` if the run ended at round 100 without
-    reaching the target. ``seconds`` and ``bytes`` are the medians of virtual time and of traffic, or None.
-    """
-    runs = [record for record in row.records if record.history]
-    needed = costs_to_target(row, metric, target, lower_is_better)
-    costs = {"target": target, "seconds": needed.seconds, "bytes": needed.bytes}
-    if not runs:
-        return {**costs, "text": "–", "median": None, "reached": 0, "runs": 0, "each": []}
-    rounds = tuple(rounds_to(record.history, row.model, metric, target, lower_is_better) for record in runs)
-    ends = _ends(runs)
-    reached = RoundsToTarget(target, rounds, ends)
-    return {
-        **costs,
-        "text": reached.text,
-        "median": reached.median,
-        "reached": reached.count,
-        "runs": len(runs),
-        "each": [f"{end}+" if number is None else str(number) for number, end in zip(rounds, ends, strict=True)],
-    }
-
-
-def _ends(runs: Sequence[Record]) -> tuple[int, ...]:
-    """The last round of each run; a diverged run, which would never reach a target, counts with all planned rounds."""
-    return tuple(
-        record.config.training.rounds if record.status == "diverged" else int(record.history[-1]["round"])
-        for record in runs
-    )
+def _end(run: Record) -> int:
+    """The last round of a run; for a diverged run, which would never reach a target, the last planned round."""
+    return run.config.training.rounds if run.status == "diverged" else int(run.history[-1]["round"])

@@ -5,14 +5,15 @@ const root = document.documentElement;
 const data = JSON.parse(document.getElementById("data").textContent);
 const INITIALLY_VISIBLE = 10; // rows whose curves are shown at first
 
-const chosen = (() => { try { return localStorage.getItem("fedflat-theme"); } catch { return null; } })();
+let chosen = (() => { try { return localStorage.getItem("fedflat-theme"); } catch { return null; } })();
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const setTheme = (name) => { root.dataset.theme = name; paintLandscapes(name); };
 setTheme(chosen || (dark.matches ? "dark" : "light"));
 dark.addEventListener("change", () => { if (!chosen) setTheme(dark.matches ? "dark" : "light"); });
 document.getElementById("theme").addEventListener("click", () => {
-  setTheme(root.dataset.theme === "dark" ? "light" : "dark");
-  try { localStorage.setItem("fedflat-theme", root.dataset.theme); } catch { /* a page opened from a file may have no storage */ }
+  chosen = root.dataset.theme === "dark" ? "light" : "dark";
+  setTheme(chosen);
+  try { localStorage.setItem("fedflat-theme", chosen); } catch { /* a page opened from a file may have no storage */ }
 });
 
 // --- sorting --------------------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ data.sections.forEach((section, n) => {
     const words = `test ${metric.value}${factor === 100 ? " in per cent" : ""} over ${over.selectedOptions[0].textContent}`;
     const rise = !whole.checked && lines.some((l) => l.y.length > 5);
     const ylabel = `test ${metric.value}${factor === 100 ? " (%)" : ""}`;
-    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise, falls: factor !== 100, whole: over.value === "round", targets: metric.value === section.metric ? data.targets.map((v) => v * factor) : [] });
+    lineChart(curves, lines, { words, xlabel: over.selectedOptions[0].textContent, ylabel, skipRise: rise, falls: section.falling.includes(metric.value), whole: over.value === "round", targets: metric.value === section.metric ? data.targets.map((v) => v * factor) : [] });
   };
   if (curves) {
     onShow(curves, drawCurves);
