@@ -170,7 +170,7 @@ def _style_of(algorithm: str) -> LineStyle:
 
 
 def _client_quantities(cohorts: Sequence[Entry]) -> list[tuple[tuple[str, ...], str, bool]]:
-    """Return the quantities plotted per client: nested keys in a round, a label, and whether the axis is logarithmic."""
+    """Return for each plotted quantity its nested keys in a round, its label, and whether the axis is logarithmic."""
     # All rounds have the same client vectors (e.g. control variates), if the algorithm has any.
     client_vectors = next((entry["client_vectors"] for entry in cohorts if "client_vectors" in entry), ())
     return [
