@@ -318,7 +318,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], str]] = {
     "keys": (("deploy", "certificates", "new", "--sites", "99999999"), "99999999 is not in the range 0<=x<=10000"),
     "host": (("deploy", "certificates", "new", "--host", "bad host!"), "is not a host"),
     "validity": (("deploy", "certificates", "new", "--days", "99999999"), "--days"),
-    "certificate": (("deploy", "check", "localhost:1", "--root-certificates", "."), "not a PEM certificate"),
+    "certificate": (("deploy", "check", "localhost:1", "--root-certificates", "."), "not a readable PEM certificate"),
     "inside a run": (("compare", "fedavg", "fedsam", "--rounds", "1", "--out", "run/new"), "is in the run folder"),
     "sweep": (("sweep", "large.yaml", "--dry-run"), "10000000000 combinations"),
     "journal": (("tune", "tune.yaml", "--out", "search"), "tune.journal is damaged: line 1"),

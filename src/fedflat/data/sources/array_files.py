@@ -167,12 +167,13 @@ def _split_off_test_set(arrays: dict[str, Any], name: str, data_dir: Path) -> di
     # Masks, sequences and numbers have no single class, so their examples are treated as one class.
     has_classes = labels.ndim == 1 and labels.dtype.kind != "f"
     is_test = every_fifth(labels if has_classes else np.zeros(len(labels)))
-    if not is_test.any():
-        raise UserError(
-            f"{name} has too few examples to test on every fifth{' of a class' if has_classes else ''}; add examples "
-            "or a test set"
-        )
     inputs = numeric_tensor(arrays["train_inputs"], name)
+    if not is_test.any():
+        unit = " of a class" if has_classes else ""
+        regression = "; to predict the targets as numbers, use --task mse" if labels.dtype.kind in "iu" else ""
+        raise UserError(
+            f"{name} has too few examples to test on every fifth{unit}; add examples or a test set{regression}"
+        )
     splits: dict[str, Any] = {}
     for split, rows in (("train", np.flatnonzero(~is_test)), ("test", np.flatnonzero(is_test))):
         splits[f"{split}_inputs"] = select_rows(inputs, rows, data_dir, f"arrays-{split}")
