@@ -87,7 +87,7 @@ class Idda(FolderSource):
 
 IDDA = Idda(
     "idda",
-    "simulated driving in 105 domains, with one of 16 classes for each pixel",
+    "simulated driving in 104 domains, with one of 16 classes for each pixel",
     roots=("IDDAsmall",),
     instructions=(
         "request IDDA V3 at https://idda-dataset.github.io/home/download/ and unpack it into the data directory"
