@@ -16,6 +16,7 @@ from fedflat.papers.results import (
     StoredResult,
     embedded_results,
     embedded_text,
+    experiment_name,
     read_result,
     read_results,
 )
@@ -49,6 +50,13 @@ def test_committed_results_are_valid():
             if result.kind == "paper":
                 assert result.environment["commit"]
                 assert deviations_of(cell, result) is not UNKNOWN_PROTOCOL, f"{path} was run under another protocol"
+
+
+@pytest.mark.parametrize("name", ["eccv/table1", "wima/table2"])
+def test_different_experiments_of_a_table_have_different_files(name):
+    table = find_table(name)
+    configs = {config for cell in table.cells.values() for config in cell.configs}
+    assert len({experiment_name(table, config) for config in configs}) == len(configs)
 
 
 def test_the_embedded_results_are_the_committed_ones():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
+from os.path import commonprefix
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -273,7 +274,7 @@ def cells_measured_by(table: PaperTable, config: Config) -> list[Cell]:
 
 
 def experiment_name(table: PaperTable, config: Config) -> str:
-    """Return the name of an experiment: its table, the common part of its columns, and its first row.
+    """Return the name of an experiment: its table, the words that its columns share, and its first row.
 
     >>> from fedflat.papers import find_table
     >>> table = find_table("fedswa/table2")
@@ -283,14 +284,11 @@ def experiment_name(table: PaperTable, config: Config) -> str:
     cells = [cell for cell in _cells_by_config(table.paper.name)[config] if cell.table == table.full_name]
     row = cells[0].name.split("/")[0]
     columns = [cell.name.split("/")[1].split("-") for cell in cells if cell.name.startswith(f"{row}/")]
-    common = []  # the words with which the names of all columns begin
-    for words in zip(*columns, strict=False):
-        if len(set(words)) > 1:
-            break
-        common.append(words[0])
+    start = commonprefix(columns)  # the words with which the names of all columns begin
+    end = commonprefix([words[len(start) :][::-1] for words in columns])[::-1]  # and those with which they end
     if len(cells[0].configs) > 1:  # the paper reports the best of several algorithms
         row = f"{row}.{folder_name(config.algorithm)}"
-    return f"{table.full_name}/{'-'.join(common or columns[0])}/{row}"
+    return f"{table.full_name}/{'-'.join([*start, *end] or columns[0])}/{row}"
 
 
 @cache
