@@ -167,13 +167,28 @@ def test_measured_cells_are_printed(fedflat):  # noqa: F811
 
 
 def test_reproduce_records_results_of_the_same_form(fedflat):  # noqa: F811
-    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--rounds", "2", "--record", "results")
-    assert fedflat(*arguments).exit_code == 0
+    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--record", "results")
+    assert fedflat(*arguments, "--rounds", "2").exit_code == 0
     (result,) = read_results(Path("results"))
-    assert Path("results", result.file).exists()
+    file = Path("results", result.file)
     assert (result.experiment, result.seed, result.protocol["rounds"]) == ("wima/table4/cifar10/w-5", 0, 2)
     assert set(result.cells) >= {f"table4/w-{window}/cifar10" for window in (5, 10, 50, 100, 200)}
     shown = fedflat("papers", "--measured", "--results", "results").stdout
     assert "w-200/cifar10" in shown and "other settings" in shown and "1951" in shown
-    Path("results", result.file).write_text(result.text().replace('"seed": 0', '"seed": "none"'))
+
+    earlier = result.model_copy(update={"date": "2026-01-01", "environment": {"hardware": "other"}})
+    file.write_text(earlier.text())
+    assert fedflat(*arguments, "--rounds", "2").exit_code == 0
+    assert file.read_text() == earlier.text(), "a finished run keeps its date and environment"
+    other = fedflat(*arguments, "--rounds", "1")
+    assert other.exit_code == 2 and f"{file} holds a result with other settings" in other.stderr
+    assert not list(Path("runs").rglob("small-1-*")), "nothing is trained in vain"
+    file.write_text(result.text().replace('"seed": 0', '"seed": "none"'))
     assert "seed: Input should be a valid integer" in fedflat("papers", "--measured", "--results", "results").stderr
+
+
+def test_eigenvalues_are_recorded_only_if_measured(fedflat):  # noqa: F811
+    arguments = (*SMALL, "--rounds", "1", "--record", "results")
+    assert fedflat("reproduce", "eccv/table2", "--cells", "cifar100-fedsam/alpha-0-5cl", *arguments).exit_code == 0
+    (result,) = read_results(Path("results"))
+    assert {key.partition("/")[0] for key in result.cells} == {"table2", "table5", "table6"}

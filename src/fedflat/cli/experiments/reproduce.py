@@ -112,10 +112,9 @@ def reproduce(
         measured, failure = _run(plan, jobs, silent, record)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
-        chart = _write_chart(paper_table, outcomes, folder)
-        documents.append(_result_document(plan, work, outcomes, folder, chart))
+        documents.append(_result_document(plan, work, outcomes, folder, _write_chart(paper_table, outcomes, folder)))
         if not as_json:
-            _print_outcomes(plan, outcomes, folder, chart)
+            _print_outcomes(outcomes, documents[-1])
         if failure is not None:
             break
     if not dry_run:
@@ -186,16 +185,19 @@ def _run(
     from fedflat.experiment.campaign.compare import run_each
     from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
-    from fedflat.papers.results import planned_result, write_result
+    from fedflat.papers.results import record_run, require_no_other_result
 
+    if results_folder is not None:
+        require_no_other_result(results_folder, plan)
+    unfinished = [run for run in plan.runs if not run.done]
     if not plan.deviations.small:
-        config_by_dataset = {run.config.data.dataset: run.config for run in plan.runs if not run.done}
+        config_by_dataset = {run.config.data.dataset: run.config for run in unfinished}
         for config in config_by_dataset.values():
             fetch_if_missing(config, silent)
     measured: dict[Path, MeasuredRun] = {}
     runs = {run.folder: run for run in plan.runs}
     try:
-        with progress(silent, len(plan.runs), sum(run.done for run in plan.runs)) as display:
+        with progress(silent, len(plan.runs), len(plan.runs) - len(unfinished)) as display:
             for record in run_each([run.config for run in plan.runs], list(runs), (display,), jobs):
                 assert record.folder is not None
                 run = runs[record.folder.path]
@@ -203,7 +205,8 @@ def _run(
                 model_statistics = measure(record, run.queries, plan.deviations.small) if has_models else {}
                 measured[run.folder] = MeasuredRun.of(record, model_statistics)
                 if results_folder is not None:
-                    write_result(results_folder, planned_result(plan, run, record, measured[run.folder], jobs or 1))
+                    at_once = max(1, min(jobs or 1, len(unfinished)))
+                    record_run(results_folder, plan, run, record, measured[run.folder], at_once, run in unfinished)
                 display.count_run()
     except KeyboardInterrupt:
         finished = f"{len(measured)} of {len(plan.runs)} runs of {plan.table.full_name} finished"
@@ -320,12 +323,11 @@ def _write_chart(table: PaperTable, outcomes: Sequence[CellOutcome], folder: Pat
     return path
 
 
-def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path, chart: Path | None) -> None:
+def _print_outcomes(outcomes: Sequence[CellOutcome], document: dict[str, Any]) -> None:
     """Print one row per cell, the rule for verdicts, how many cells have each verdict, and where the files are."""
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME_COLUMNS, outcome_rows
-    from fedflat.papers.pictures import picture_commands
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
     verdict_column = OUTCOME_COLUMNS.index("verdict")
@@ -335,16 +337,14 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
         coloured = Text(verdict, style=colours.get(verdict, ""))
         rows.append([*texts[:verdict_column], coloured, *texts[verdict_column + 1 :]])
     console = screen()
-    console.print()
-    console.print(table(OUTCOME_COLUMNS, rows, numeric=OUTCOME_COLUMNS[1:verdict_column]))
-    console.print()
-    console.print(_verdict_rule(plan), style="dim")
+    console.print("", table(OUTCOME_COLUMNS, rows, numeric=OUTCOME_COLUMNS[1:verdict_column]), "")
+    console.print(document["rule"], style="dim")
     counts = Counter(outcome.verdict for outcome in outcomes)
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    console.print(f"{plan.table.full_name}: {verdicts}", style="bold")
-    files = {"runs": folder} if chart is None else {"runs": folder, "chart": chart}
-    console.print(key_values(files))
-    for command in picture_commands(plan, folder):
+    console.print(f"{document['table']}: {verdicts}", style="bold")
+    files = {"runs": document["folder"], "chart": document["chart"]}
+    console.print(key_values({name: path for name, path in files.items() if path is not None}))
+    for command in document["pictures"]:
         console.print(f"picture: {command}", soft_wrap=True)
 
 
