@@ -319,7 +319,7 @@ def test_accuracy_under_corruptions_is_drawn_as_bars(fedflat):
     assert Path(document["chart"]).name == "figure6.png" and Path(document["chart"]).exists()
     cells = find_table("eccv/figure6").cells
     means = {"fedavg/cifar10-c": 61.0, "fedavg/cifar100-c": 23.0, "fedasam/cifar10-c": 72.0}
-    figure = bar_chart([CellOutcome(cells[name], (mean,), "ran") for name, mean in means.items()])
+    figure = bar_chart([CellOutcome(cells[name], {0: mean}, "ran") for name, mean in means.items()])
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["CIFAR10-C", "CIFAR100-C"]
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}

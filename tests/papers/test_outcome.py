@@ -199,6 +199,10 @@ def test_gains_are_paired_by_seed():
     by_seed = {("scaffold", 0): 0.60, ("fedavg", 0): 0.58, ("scaffold", 1): 0.62, ("fedavg", 1): 0.61}
     runs = {run.folder: measured([0.0, by_seed[run.config.algorithm, run.config.seed]]) for run in plan.runs}
     assert outcomes(plan, runs)[0].values == pytest.approx((2.0, 1.0))
+    for run in plan.runs:  # now SCAFFOLD diverges with seed 0
+        if (run.config.algorithm, run.config.seed) == ("scaffold", 0):
+            runs[run.folder] = replace(runs[run.folder], status="diverged")
+    assert outcomes(plan, runs)[0].by_seed == pytest.approx({1: 1.0})
 
 
 def test_initial_weights_may_be_supplied_where_the_paper_uses_them():

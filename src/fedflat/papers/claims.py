@@ -120,9 +120,8 @@ def _check(claim: Claim, ledger: Ledger) -> CheckedClaim:
     published = [cell.published.value for cell in cells if cell.published and cell.published.value is not None]
     values: list[dict[int, float]] = []  # measured values by seed, for both cells
     for entry in entries:
-        by_seed = (
-            entry.by_seed if entry and entry.outcome.verdict != "ran" else {}
-        )  # "ran": the run deviates from the paper
+        is_comparable = entry is not None and entry.outcome.verdict != "ran"  # "ran": the runs deviate from the paper
+        by_seed = entry.outcome.by_seed if entry and is_comparable else {}
         values.append({seed: factor * value for seed, value in by_seed.items()})
     unit = " points" if cells[0].unit in ("share", "%") else ""
     return CheckedClaim(claim, factor * (published[0] - published[1]), compare_paired(*values), unit)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from statistics import fmean, stdev
 from typing import Any
@@ -52,7 +52,6 @@ class LedgerEntry:
     Attributes:
         cell: the cell.
         outcome: measured values and verdict.
-        by_seed: measured value by seed, only for seeds that have a value; empty for gains.
         released: numbers of the authors' code, one per seed.
         tuned: numbers with tuned hyperparameters, one per seed.
         notes: remarks on released and tuned numbers.
@@ -63,7 +62,6 @@ class LedgerEntry:
 
     cell: Cell
     outcome: CellOutcome
-    by_seed: Mapping[int, float] = field(default_factory=dict)
     released: tuple[float, ...] = ()
     tuned: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
@@ -123,7 +121,7 @@ class LedgerEntry:
         return {
             "table": self.cell.table,
             **outcomes_document([self.outcome])[0],
-            "by_seed": dict(self.by_seed),
+            "by_seed": dict(self.outcome.by_seed),
             "dataset": self.dataset,
             "released": list(self.released),
             "tuned": list(self.tuned),
@@ -219,26 +217,20 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     experiments = _experiments(cell, own)
     found = [deviations_of(cell, result) for runs in experiments for result in runs]
     deviations = max(found, key=_severity, default=Deviations())
-    numbers = [[_run_number(cell, result) for result in runs] for runs in experiments]
-    numbers += [[]] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
+    numbers = [{result.seed: _run_number(cell, result) for result in runs} for runs in experiments]
+    numbers += [{}] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
     outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
     if own and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
-        values = tuple(number.value for runs in numbers for number in runs if number.value is not None)
+        values = _values(cell, experiments[0]) if len(experiments) == 1 else {}
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
-        outcome = CellOutcome(cell, values if len(experiments) == 1 else (), "ran", measured)
-    counted = max(experiments, key=lambda runs: _mean_number(cell, runs), default=[])
-    by_seed = {r.seed: v for r in counted if (v := r.cells[cell_key(cell)].measured) is not None}
+        outcome = CellOutcome(cell, values, "ran", measured)
+    counted = max(experiments, key=lambda runs: fmean(_values(cell, runs).values() or [-math.inf]), default=[])
     others = {kind: [r for r in results if r.kind == kind] for kind in ("released", "tuned")}
-    values_by_kind = {
-        kind: tuple(v for r in runs if (v := r.cells[cell_key(cell)].measured) is not None)
-        for kind, runs in others.items()
-    }
+    values_by_kind = {kind: tuple(_values(cell, runs).values()) for kind, runs in others.items()}
     notes = dict.fromkeys(
         f"{kind}: {note}" for kind, runs in others.items() for r in runs if (note := r.selection or r.reason)
     )
-    return LedgerEntry(
-        cell, outcome, by_seed, **values_by_kind, notes=tuple(notes), results=tuple(own), counted=tuple(counted)
-    )
+    return LedgerEntry(cell, outcome, **values_by_kind, notes=tuple(notes), results=tuple(own), counted=tuple(counted))
 
 
 def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[StoredResult]]:
@@ -296,10 +288,10 @@ def paper_config(cell: Cell, result: StoredResult) -> Config | None:
     return None
 
 
-def _mean_number(cell: Cell, results: Sequence[StoredResult]) -> float:
-    """Return the mean of a cell's measured values over results; minus infinity if none has a value."""
-    values = [v for result in results if (v := result.cells[cell_key(cell)].measured) is not None]
-    return fmean(values) if values else -math.inf
+def _values(cell: Cell, results: Sequence[StoredResult]) -> dict[int, float]:
+    """Return the measured values of a cell by seed, without seeds that have none."""
+    values = {result.seed: result.cells[cell_key(cell)].measured for result in results}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _run_number(cell: Cell, result: StoredResult) -> RunNumber:
