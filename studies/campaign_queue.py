@@ -56,8 +56,7 @@ class Stage:
             }
             return config(values)
 
-        changed = () if every is None else (f"evaluation.every={every}",)
-        return Deviations(options.small, rounds, options.data_dir, change, changed)
+        return Deviations(options.small, rounds, options.data_dir, change)
 
 
 QUEUE = (

@@ -63,7 +63,7 @@ def ledger_page() -> str:
         "| within, above, below | the measured mean lies within the tolerance of the published number, above it or below it |",
         "| unjudged | no tolerance can be computed, because there is one seed and the paper prints no ± |",
         "| not printed | the paper prints no number to compare with |",
-        "| ran | the runs deviate from the paper (fewer rounds, another evaluation interval or other settings), so they are shown but not judged |",
+        "| ran | the runs deviate from the paper (another number of rounds, another evaluation interval or other settings), so they are shown but not judged |",
         "",
         "## Summary",
         "",

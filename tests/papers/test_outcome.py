@@ -215,8 +215,13 @@ def test_initial_weights_may_be_supplied_where_the_paper_uses_them():
 
 @pytest.mark.parametrize(
     "deviations",
-    [Deviations(small=True), Deviations(rounds=10), Deviations(changed_settings=("training.lr=1",))],
-    ids=["small", "short", "changed"],
+    [
+        Deviations(small=True),
+        Deviations(rounds=10),
+        Deviations(rounds=5000),
+        Deviations(changed_settings=("training.lr=1",)),
+    ],
+    ids=["small", "short", "long", "changed"],
 )
 def test_deviations_from_the_protocol_have_no_verdict(deviations):
     found = judged(*ACCURACY, measured([0.0, 0.62]), deviations=deviations)

@@ -85,6 +85,9 @@ def test_other_protocols_and_fewer_rounds_give_no_verdict():
     for results in ([every_ten], [every_ten, every_round.model_copy(update={"seed": 1})]):
         (rounds,) = Ledger(results).entries
         assert (rounds.outcome.verdict, rounds.outcome.remark) == ("ran", "evaluated every 10 rounds")
+    for change in ({"rounds": 5000}, {"eval_final": 100}):
+        (changed,) = Ledger([with_protocol(stored(seed, 41.0), **change) for seed in range(2)]).entries
+        assert changed.outcome.verdict == "ran"
     (rounds,) = Ledger([every_round, every_ten]).entries
     assert rounds.outcome.verdict != "ran", "of runs with the same seed, the one with the paper's interval counts"
 

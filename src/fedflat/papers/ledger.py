@@ -21,7 +21,7 @@ from fedflat.papers.document import outcome_rows, outcomes_document, shown_numbe
 from fedflat.papers.library import find_table, papers, slug
 from fedflat.papers.numbers import Gain
 from fedflat.papers.outcome import CellOutcome, RunNumber, gain_outcome, judge
-from fedflat.papers.plan import OTHER_SETTINGS, Deviations
+from fedflat.papers.plan import EVALUATION_INTERVAL, Deviations
 from fedflat.papers.protocol import protocol_hash, protocol_of
 from fedflat.papers.results import StoredResult, cell_key
 from fedflat.text import parse
@@ -42,7 +42,7 @@ LEDGER_COLUMNS = (
     "remark",
 )
 SUMMARY_COLUMNS = ("paper", "measured cells", "published cells", "with 3 seeds", "verdicts", "runs", "device minutes")
-UNKNOWN_PROTOCOL = Deviations(changed_settings=(OTHER_SETTINGS,))
+UNKNOWN_PROTOCOL = Deviations(changed_settings=("other settings",))
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ def _one_per_seed(results: Sequence[StoredResult], config: Config | None) -> lis
 
 
 def _severity(deviations: Deviations) -> tuple[bool, bool, bool]:
-    """Rank deviations: none, another evaluation interval, fewer rounds, other settings."""
+    """Rank deviations: none, another evaluation interval, another number of rounds, other settings."""
     return deviations == UNKNOWN_PROTOCOL, deviations.rounds is not None, bool(deviations.changed_settings)
 
 
@@ -275,13 +275,13 @@ def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
     if config is None:
         return UNKNOWN_PROTOCOL
     every, rounds = result.protocol["eval_every"], result.protocol["rounds"]
-    changed = () if every == config.evaluation.every else (f"evaluation.every={every}",)
-    return Deviations(rounds=rounds if rounds < config.training.rounds else None, changed_settings=changed)
+    changed = () if every == config.evaluation.every else (f"{EVALUATION_INTERVAL}{every}",)
+    return Deviations(rounds=None if rounds == config.training.rounds else rounds, changed_settings=changed)
 
 
 def paper_config(cell: Cell, result: StoredResult) -> Config | None:
     """Return the experiment of a cell that a result belongs to; None if it was run with other settings."""
-    may_differ = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "eval_final", "precision")}
+    may_differ = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "precision")}
     for config in cell.configs:
         if protocol_hash(protocol_of(config) | may_differ) == result.protocol_hash:
             return config

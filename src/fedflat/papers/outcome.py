@@ -311,9 +311,6 @@ def _judge_values(cell: Cell, by_seed: Mapping[int, float], seeds: str, deviatio
         deviations: how the runs deviate from the paper.
     """
     published, no_verdict = cell.published, deviations.reason_for_no_verdict(cell)
-    rounds, paper_rounds = deviations.rounds, cell.configs[0].training.rounds
-    if rounds is not None and rounds < paper_rounds:
-        no_verdict = no_verdict or f"{rounds} rounds instead of {paper_rounds}"
     if no_verdict:
         return CellOutcome(cell, by_seed, "ran", no_verdict)
     if isinstance(cell.statistic, RoundsTo) and (seeds or cell.is_unreached):

@@ -118,7 +118,7 @@ class StoredResult(PaperData):
 
     def without_curves(self) -> StoredResult:
         """Return a copy with only what the ledger and the estimates of GPU time need."""
-        kept = ("rounds", "eval_every", "eval_final", "precision")
+        kept = ("rounds", "eval_every", "precision")
         protocol = {key: self.protocol[key] for key in kept if key in self.protocol}
         unneeded = {"metrics", "final", "curve", "curve_rounds", "protocol"}
         values = self.model_dump(exclude=unneeded, exclude_unset=True)

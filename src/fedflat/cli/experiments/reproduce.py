@@ -51,7 +51,7 @@ def reproduce(
         "--cells", "cell pattern, e.g. 'fedmoswa/*'; repeatable [dim](default: all)[/dim]", [], metavar="PATTERN"
     ),
     rounds: int | None = typer.Option(
-        None, "--rounds", min=1, metavar="N", help="number of rounds; with fewer than in the paper, there is no verdict"
+        None, "--rounds", min=1, metavar="N", help="number of rounds; there is no verdict if it is not the paper's"
     ),
     seeds: str = SEEDS,
     scale: str = typer.Option(
@@ -159,9 +159,10 @@ def _deviations(small: bool, rounds: int | None, data_dir: Path | None, assignme
             assign(values, assignment)
         return config(values)
 
-    settings = {assignment: full_name(assignment.partition("=")[0]) for assignment in assignments}
-    changed = tuple(assignment for assignment, setting in settings.items() if not setting.startswith(NO_DEVIATIONS))
-    return Deviations(small, rounds, data_dir, apply_settings, changed, has_initial_weights="init" in settings.values())
+    parts = [assignment.partition("=") for assignment in assignments]
+    settings = {full_name(name): value for name, _, value in parts}
+    changed = tuple(f"{name}={value}" for name, value in settings.items() if not name.startswith(NO_DEVIATIONS))
+    return Deviations(small, rounds, data_dir, apply_settings, changed, has_initial_weights="init" in settings)
 
 
 def _folder_name(deviations: Deviations) -> str:
@@ -353,10 +354,10 @@ def _verdict_rule(plan: ReproductionPlan) -> str:
     if plan.deviations.small:
         stand_ins = "; ".join(_stand_ins(plan)) or "none"
         return f"Small scale checks the structure only; the numbers are meaningless. Stand-ins: {stand_ins}."
-    if plan.deviations.changed_settings and any(map(plan.deviations.reason_for_no_verdict, plan.cells)):
-        return f"No verdict for cells affected by changed settings ({', '.join(plan.deviations.changed_settings)})."
-    if plan.deviations.rounds is not None:
-        return f"No verdict for cells with more than {plan.deviations.rounds} published rounds."
+    sources = {source for cell in plan.cells for source in plan.table.sources(cell)}
+    reasons = sorted({plan.deviations.reason_for_no_verdict(cell) for cell in sources} - {""})
+    if reasons:
+        return f"No verdict for cells that deviate from the paper: {'; '.join(reasons)}."
     return (
         "within: the published number lies in the 95 % prediction interval for one more run. "
         "The interval follows from the published ± or from our variation over seeds, whichever is larger."
