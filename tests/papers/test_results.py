@@ -11,6 +11,7 @@ from fedflat.errors import UserError
 from fedflat.papers import find_table, papers
 from fedflat.papers.claims import check_claims, claim_verdict
 from fedflat.papers.ledger import UNKNOWN_PROTOCOL, Ledger, deviations_of
+from fedflat.papers.library import find_cell
 from fedflat.papers.outcome import CellOutcome
 from fedflat.papers.protocol import protocol_hash
 from fedflat.papers.results import (
@@ -44,8 +45,7 @@ def test_committed_results_are_valid():
         assert len(result.curve_rounds) == len(result.curve["server"])
         assert not result.source or (ROOT / result.source).exists()
         for key, number in result.cells.items():
-            table, _, name = key.partition("/")
-            cell = find_table(f"{result.paper}/{table}").cells[name]
+            cell = find_cell(result.paper, key)
             assert number.published == (cell.published.text if cell.published else None)
             assert (number.unit, number.statistic) == (cell.unit, cell.statistic.text)
             if result.kind == "paper":
@@ -200,8 +200,13 @@ def test_reproduce_records_results_of_the_same_form(fedflat):  # noqa: F811
     other = fedflat(*arguments, "--rounds", "1")
     assert other.exit_code == 2 and f"{file} holds a result with other settings" in other.stderr
     assert not list(Path("runs").rglob("small-1-*")), "nothing is trained in vain"
-    file.write_text(result.text().replace('"seed": 0', '"seed": "none"'))
-    assert "seed: Input should be a valid integer" in fedflat("papers", "--measured", "--results", "results").stderr
+    for old, new, message in (
+        ('"seed": 0', '"seed": "none"', "seed: Input should be a valid integer"),
+        ("w-5/cifar10", "w-6/cifar10", "wima/table4 has no cell 'w-6/cifar10'"),
+        ('"lr": 0.1', '"lr": 0.2', "was changed"),
+    ):
+        file.write_text(result.text().replace(old, new))
+        assert message in fedflat("papers", "--measured", "--results", "results").stderr
 
 
 def test_eigenvalues_are_recorded_only_if_measured(fedflat):  # noqa: F811

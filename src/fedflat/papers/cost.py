@@ -13,7 +13,7 @@ from fedflat.data import DATASETS
 from fedflat.experiment.campaign.estimate import PlannedRun
 from fedflat.experiment.config import Config
 from fedflat.papers.ledger import paper_config
-from fedflat.papers.library import find_table
+from fedflat.papers.library import find_cell
 from fedflat.papers.results import embedded_results
 from fedflat.text import parse
 
@@ -65,8 +65,7 @@ def speeds() -> dict[str, float]:
     measured: dict[str, list[float]] = {}
     for result in embedded_results():
         key = next(iter(result.cells))  # any cell that the run measures; all share its model and dataset
-        table, _, name = key.partition("/")
-        config = paper_config(find_table(f"{result.paper}/{table}").cells[name], result)
+        config = paper_config(find_cell(result.paper, key), result)
         is_comparable = result.environment["hardware"] == HARDWARE and result.cost.seconds_per_round is not None
         sizes = dataset_sizes(config.data.dataset) if config else None
         has_paper_settings = result.kind == "paper"  # not tuned, and not measured with the authors' code

@@ -18,7 +18,7 @@ from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.papers.cells import Cell
 from fedflat.papers.document import outcome_rows, outcomes_document, shown_number
-from fedflat.papers.library import find_table, papers, slug
+from fedflat.papers.library import find_cell, find_table, papers, slug
 from fedflat.papers.numbers import Gain
 from fedflat.papers.outcome import CellOutcome, RunNumber, gain_outcome, judge
 from fedflat.papers.plan import EVALUATION_INTERVAL, Deviations
@@ -139,8 +139,7 @@ class Ledger:
         measured: dict[Cell, list[StoredResult]] = {}  # the results that measure each cell
         for result in self.results:
             for key in result.cells:
-                table_name, _, cell_name = key.partition("/")
-                measured.setdefault(find_table(f"{result.paper}/{table_name}").cells[cell_name], []).append(result)
+                measured.setdefault(find_cell(result.paper, key), []).append(result)
         self.entries: list[LedgerEntry] = []
         measured_tables = {cell.table for cell in measured}
         all_tables = (table for paper in papers().values() for table in paper.tables.values())
@@ -183,13 +182,6 @@ class Ledger:
                 raise one_of("measured method", method, sorted({name for entry in chosen for name in entry.methods}))
             chosen = matching
         return chosen
-
-    def entry(self, paper: str, key: str) -> LedgerEntry | None:
-        """Return the entry of a cell by its paper and its key, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
-        for entry in self.entries:
-            if entry.cell.table.partition("/")[0] == paper and cell_key(entry.cell) == key:
-                return entry
-        return None
 
     def summary(self) -> list[list[str]]:
         """Return one row per paper and one for all, in the columns ``SUMMARY_COLUMNS``."""

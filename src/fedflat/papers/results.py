@@ -25,7 +25,7 @@ from fedflat.experiment.setup.problem import device_of
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
-from fedflat.papers.library import PaperTable, papers
+from fedflat.papers.library import PaperTable, find_cell, papers
 from fedflat.papers.numbers import ModelStatistic
 from fedflat.papers.outcome import MeasuredRun, number_of
 from fedflat.papers.plan import PlannedExperiment, ReproductionPlan
@@ -270,14 +270,18 @@ def read_result(path: Path) -> StoredResult:
 
 
 def read_results(folder: Path) -> list[StoredResult]:
-    """Read every result below a folder; raises a ``UserError`` if one was changed, so that its hash is wrong."""
+    """Read every result below a folder; raises a ``UserError`` if one names an unknown cell or has another hash."""
     if not folder.is_dir():
         raise UserError(f"there is no results folder {folder}; fedflat reproduce ... --record {folder} creates it")
     results = {path: read_result(path) for path in sorted(folder.rglob("*.json"))}
     for path, result in results.items():
         try:
+            for key in result.cells:
+                find_cell(result.paper, key)
             # The protocol of released code has other keys; its hash is that of the study's file.
             is_intact = result.kind == "released" or protocol_hash(result.protocol) == result.protocol_hash
+        except UserError as error:
+            raise UserError(f"{path} is no stored result: {error}") from None
         except (KeyError, AttributeError):
             is_intact = False
         if not is_intact:
