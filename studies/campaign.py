@@ -42,9 +42,6 @@ from fedflat.papers.outcome import MeasuredRun
 from fedflat.papers.post_hoc import ModelQuery, measure
 from fedflat.papers.results import StoredResult, make_result, read_result, write_result
 
-DEADLINE = "deadline"
-"""File in the work directory that moves the end of the time budget, in seconds since the epoch."""
-
 WINDOW, DECAY = 100, 0.99
 """Of the averages that every run reports in addition: WiMA and EMA."""
 
@@ -120,13 +117,9 @@ class Campaign:
         self.options = options
         self.jobs = list(queue(options))
         self._failed: set[str] = set()
+        if not self.jobs:
+            raise UserError(f"no run matches --only {' '.join(options.only)}; --list without --only prints all names")
         self._end = options.until or time.time() + 60 * options.minutes
-
-    @property
-    def end(self) -> float:
-        """The end of the time budget in seconds since the epoch."""
-        moved = self.options.work / DEADLINE
-        return float(moved.read_text()) if moved.exists() else self._end
 
     def path(self, job: CampaignJob) -> Path:
         """The file of a job's result."""
@@ -160,12 +153,15 @@ class Campaign:
         waiting = sorted(
             (job for job in self.jobs if job.name not in done), key=lambda job: job.protocol_hash in failed
         )
-        return [(job, SETUP_SECONDS + self._seconds(job, alone.get(job.protocol_hash))) for job in waiting]
-
-    def _seconds(self, job: CampaignJob, alone: float | None) -> float:
-        """Estimated seconds of a job without set-up, given the device seconds of another seed, if one has finished."""
         jobs = self.options.jobs
-        return job.estimate(jobs) if alone is None else jobs * alone
+        return [(job, SETUP_SECONDS + job.seconds(jobs, alone.get(job.protocol_hash))) for job in waiting]
+
+    def require_data(self) -> None:
+        """Raise a ``UserError`` if no missing job has its dataset; otherwise, those without it are skipped."""
+        missing = [job.config.data for job, _ in self.missing()]
+        if missing and not any(is_available(data.dataset, data.dir) for data in missing):
+            commands = "; ".join(f"fedflat data get {name}" for name in dict.fromkeys(data.dataset for data in missing))
+            raise UserError(f"no dataset found in {missing[0].dir or 'the default folder'}: {commands}")
 
     def work(self) -> None:
         """Run missing jobs until none fits into the remaining time."""
@@ -174,7 +170,7 @@ class Campaign:
 
     def _attempt(self, job: CampaignJob, seconds: float) -> bool:
         """Run a job, unless it does not fit, lacks its dataset, failed before, or runs in another process."""
-        data, left = job.config.data, self.end - time.time()
+        data, left = job.config.data, self._end - time.time()
         if job.name in self._failed or seconds > left or not is_available(data.dataset, data.dir):
             return False
         try:
@@ -254,10 +250,12 @@ def main(words: Sequence[str] | None = None) -> str:
     if options.until is not None:
         campaign.work()
         return ""
-    if not options.table and options.jobs > 1:
-        work_in_processes(options, words)
-    elif not options.table:
-        campaign.work()
+    if not options.table:
+        campaign.require_data()
+        if options.jobs > 1:
+            work_in_processes(options, words)
+        else:
+            campaign.work()
     entries = Ledger(result for _, result in campaign.finished()).entries
     return markdown(LEDGER_COLUMNS, [entry.row() for entry in entries])
 
@@ -267,5 +265,7 @@ if __name__ == "__main__":
         text = main()
     except UserError as error:
         raise SystemExit(f"campaign.py: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("campaign.py: interrupted; the same command continues") from None
     if text:
         print(text)
