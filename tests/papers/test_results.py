@@ -116,6 +116,8 @@ def test_a_gain_is_not_judged_if_one_of_its_runs_deviates():
         return entries["sam/absolute-alpha-0"].outcome
 
     assert (gain(full).by_seed, gain(full).verdict) == ({0: 1.0, 1: 1.0}, "above")
+    names = [entry.cell.name for entry in Ledger(full).entries]
+    assert "reference/absolute-alpha-0" not in names, "the paper prints no gain of the reference over itself"
     assert (gain([*full[:2], short]).by_seed, gain([*full[:2], short]).verdict) == ({0: 1.0}, "ran")
 
 

@@ -145,13 +145,12 @@ class Ledger:
         all_tables = (table for paper in papers().values() for table in paper.tables.values())
         for table in (table for table in all_tables if table.full_name in measured_tables):
             entries = {cell: _entry(cell, measured[cell]) for cell in table.cells.values() if cell in measured}
-            # A gain has no runs itself; it is computed if both cells that it derives from are measured.
+            # A gain has no runs itself; a printed one is computed if both cells that it derives from are measured.
             for cell in table.cells.values():
-                if isinstance(cell.statistic, Gain):
-                    sources = [entries.get(source) for source in table.sources(cell)]
-                    if all(sources):
-                        minuend, subtrahend = (entry.outcome for entry in sources if entry is not None)
-                        entries[cell] = LedgerEntry(cell, gain_outcome(cell, cell.statistic, minuend, subtrahend))
+                if isinstance(cell.statistic, Gain) and cell.published is not None:
+                    sources = [entries[source].outcome for source in table.sources(cell) if source in entries]
+                    if len(sources) == 2:
+                        entries[cell] = LedgerEntry(cell, gain_outcome(cell, cell.statistic, *sources))
             self.entries += [entries[cell] for cell in table.cells.values() if cell in entries]
 
     def choose(
