@@ -167,14 +167,10 @@ def test_figures_without_numbers_are_not_judged():
 
 
 def test_the_best_of_several_methods_counts():
-    runs = [measured([0.0, value]) for value in (0.70, 0.72, 0.71)]
-    found = judged_best(runs)
-    assert found.values == (0.72,)
-
-
-def judged_best(runs: list[MeasuredRun]) -> CellOutcome:
     plan = planned("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], 1)
-    return outcomes(plan, {run.folder: result for run, result in zip(plan.runs, runs, strict=True)})[0]
+    values = zip(plan.runs, (0.70, 0.72, 0.71), strict=True)
+    (found,) = outcomes(plan, {run.folder: measured([0.0, value]) for run, value in values})
+    assert found.values == (0.72,)
 
 
 @pytest.mark.parametrize(

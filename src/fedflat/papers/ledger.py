@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.papers.cells import Cell
-from fedflat.papers.document import outcome_rows, outcomes_document, shown_number
+from fedflat.papers.document import outcome_rows, outcomes_document, shown_values
 from fedflat.papers.library import find_cell, find_table, papers, slug
 from fedflat.papers.numbers import Gain
 from fedflat.papers.outcome import CellOutcome, RunNumber, gain_outcome, judge
@@ -97,7 +97,7 @@ class LedgerEntry:
     def row(self) -> list[str]:
         """Return the entry as texts, in the columns ``LEDGER_COLUMNS``."""
         name, published, measured, _, difference, _, verdict, remark = outcome_rows([self.outcome])[0]
-        others = [_shown_values(values, self.cell.unit) for values in (self.released, self.tuned)]
+        others = [shown_values(values, self.cell.unit) for values in (self.released, self.tuned)]
         minutes = f"{self.minutes:.1f}" if self.results else ""
         with_value = len(self.outcome.values)
         is_partial = 0 < with_value < self.seeds and "seeds" not in remark
@@ -287,14 +287,6 @@ def _values(cell: Cell, results: Sequence[StoredResult]) -> dict[int, float]:
 
 def _run_number(cell: Cell, result: StoredResult) -> RunNumber:
     return RunNumber(result.cells[cell_key(cell)].measured, result.status, int(result.protocol["rounds"]))
-
-
-def _shown_values(values: Sequence[float], unit: str) -> str:
-    """Return the mean of values, with their standard deviation if there are several; empty without values."""
-    if not values:
-        return ""
-    mean = shown_number(fmean(values), unit)
-    return f"{mean} ± {shown_number(stdev(values), unit)}" if len(values) > 1 else mean
 
 
 def _normal(dataset: str) -> str:

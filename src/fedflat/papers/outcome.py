@@ -22,7 +22,6 @@ from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Gain, Last, Mean, ModelStatistic, Published, RoundsTo, Statistic
 from fedflat.papers.plan import Deviations, PlannedExperiment, ReproductionPlan
 from fedflat.papers.post_hoc import ModelQuery
-from fedflat.reporting.result import Result
 from fedflat.reporting.tables.summary import rounds_to, series, summarise
 
 Verdict = Literal["within", "above", "below", "censored", "not run", "diverged", "unjudged", "not printed", "ran"]
@@ -56,9 +55,10 @@ class MeasuredRun:
     @classmethod
     def of(cls, record: Record, model_statistics: Mapping[ModelQuery, float | str] | None = None) -> MeasuredRun:
         """Create it from the record of a run and the statistics measured on its models."""
-        metric, rounds = Result(record).metric, record.config.training.rounds
+        rounds = record.config.training.rounds
         clients = record.folder.partition().get("clients") if record.folder else None
-        return cls(record.history, metric, record.status, rounds, record.seconds, model_statistics or {}, clients)
+        statistics = model_statistics or {}
+        return cls(record.history, record.metric, record.status, rounds, record.seconds, statistics, clients)
 
 
 @dataclass(frozen=True)

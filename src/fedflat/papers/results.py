@@ -118,17 +118,13 @@ class StoredResult(PaperData):
 
     def without_curves(self) -> StoredResult:
         """Return a copy with only what the ledger and the estimates of GPU time need."""
-        kept = ("rounds", "eval_every", "precision")
-        protocol = {key: self.protocol[key] for key in kept if key in self.protocol}
-        unneeded = {"metrics", "final", "curve", "curve_rounds", "protocol"}
+        unneeded_costs = {"backward_passes", "bytes_up", "bytes_down", "note"}
+        unneeded = dict.fromkeys(("metrics", "final", "curve", "curve_rounds"), True) | {"cost": unneeded_costs}
         values = self.model_dump(exclude=unneeded, exclude_unset=True)
-        values["cost"] = {
-            key: values["cost"][key]
-            for key in ("seconds", "seconds_per_round", "runs_at_once")
-            if key in values["cost"]
-        }
+        kept = ("rounds", "eval_every", "precision")
+        values["protocol"] = {key: value for key, value in self.protocol.items() if key in kept}
         values["environment"] = {"hardware": self.environment["hardware"]}
-        return StoredResult(**values, protocol=protocol)
+        return StoredResult(**values)
 
 
 def make_result(
