@@ -37,9 +37,9 @@ from fedflat.experiment.campaign.estimate import is_available
 from fedflat.experiment.store.files import LockedError, locked
 from fedflat.papers.document import markdown
 from fedflat.papers.ledger import LEDGER_COLUMNS, Ledger
-from fedflat.papers.numbers import ModelStatistic
 from fedflat.papers.outcome import MeasuredRun
-from fedflat.papers.post_hoc import ModelQuery, measure
+from fedflat.papers.plan import model_query
+from fedflat.papers.post_hoc import measure
 from fedflat.papers.results import StoredResult, make_result, read_result, write_result
 
 WINDOW, DECAY = 100, 0.99
@@ -189,9 +189,8 @@ class Campaign:
     def _run(self, job: CampaignJob) -> None:
         folder, monitor = self.options.work / "runs" / job.name, AverageMonitor()
         (record,) = run_each([job.config], [folder], (monitor,), jobs=1)
-        queries = [ModelQuery(c.statistic, c.evaluated) for c in job.cells if isinstance(c.statistic, ModelStatistic)]
-        has_models = record.status != "diverged"
-        run = MeasuredRun.of(record, measure(record, queries, self.options.small) if queries and has_models else {})
+        queries = [] if record.status == "diverged" else [query for cell in job.cells if (query := model_query(cell))]
+        run = MeasuredRun.of(record, measure(record, queries, self.options.small))
         name, options = job.name.rpartition("-seed")[0], self.options
         result = make_result(name, job.cells, record, run, monitor.averages, options.jobs, options.commit)
         write_result(self.options.results, result)

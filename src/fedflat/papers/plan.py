@@ -143,7 +143,7 @@ def make_plan(
             key,
             cells=tuple(dict.fromkeys(cell.name for cell, _ in uses[key])),
             stand_ins=tuple(dict.fromkeys(text for _, stand_ins in uses[key] for text in stand_ins)),
-            queries=tuple(dict.fromkeys(query for cell, _ in uses[key] if (query := _query(cell)) is not None)),
+            queries=tuple(dict.fromkeys(query for cell, _ in uses[key] if (query := model_query(cell)) is not None)),
         )
         for seed in seeds
         for key, config in configs.items()
@@ -151,7 +151,7 @@ def make_plan(
     return ReproductionPlan(table, tuple(cells), deviations, tuple(seeds), tuple(runs), not_runnable)
 
 
-def _query(cell: Cell) -> ModelQuery | None:
+def model_query(cell: Cell) -> ModelQuery | None:
     """Return what to measure on a model of a run for a cell; None if its number follows from the run's evaluations."""
     return ModelQuery(cell.statistic, cell.evaluated) if isinstance(cell.statistic, ModelStatistic) else None
 

@@ -26,10 +26,8 @@ from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import PaperTable, find_cell, papers
-from fedflat.papers.numbers import ModelStatistic
 from fedflat.papers.outcome import MeasuredRun, number_of
-from fedflat.papers.plan import PlannedExperiment, ReproductionPlan
-from fedflat.papers.post_hoc import ModelQuery
+from fedflat.papers.plan import PlannedExperiment, ReproductionPlan, model_query
 from fedflat.papers.protocol import ProtocolValues, protocol_hash, protocol_of
 from fedflat.papers.schema import PaperData
 from fedflat.reporting.tables.summary import series, summarise
@@ -222,12 +220,7 @@ def record_run(
     """
     name, cells = _planned_experiment(plan, planned)
     if record.status != "diverged":  # statistics of the model are measured for the chosen cells only
-        cells = [
-            cell
-            for cell in cells
-            if not isinstance(cell.statistic, ModelStatistic)
-            or ModelQuery(cell.statistic, cell.evaluated) in run.model_statistics
-        ]
+        cells = [cell for cell in cells if model_query(cell) in (None, *run.model_statistics)]
     result = make_result(name, cells, record, run, runs_at_once=runs_at_once)
     path = folder / result.file
     if not is_new and path.exists():
