@@ -56,7 +56,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=60.0, help="time budget (default: %(default)s)")
     add("--jobs", type=int, default=1, help="concurrent runs on one GPU (default: %(default)s)")
     add("--only", nargs="+", default=["*"], metavar="PATTERN", help="restrict the queue to these names (see --list)")
-    add("--results", type=Path, default=Path("results"), help="directory of the results (default: %(default)s)")
+    add("--results", type=Path, help="directory of the results (default: results; must be given to try the queue)")
     add("--work", type=Path, default=Path("runs/campaign"), help="directory of unfinished runs (default: %(default)s)")
     add("--log", type=Path, help="append progress to this file")
     add("--small", action="store_true", help="try the queue at small scale, with stand-ins for data and models")
@@ -67,7 +67,11 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=250, metavar="ROUNDS", help="(default: %(default)s)")
     add("--commit", help="commit of the code, if it does not run from a checkout")
     add("--until", type=float, help=argparse.SUPPRESS)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.results is None and (options.small or options.rounds):
+        parser.error("give --results with --small or --rounds; in the default folder, they would replace full results")
+    options.results = options.results or Path("results")
+    return options
 
 
 class AverageMonitor(fedflat.Callback):

@@ -76,7 +76,11 @@ def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) ->
     assert not (tmp_path / "results").exists()
 
 
-def test_reports_what_it_cannot_run(campaign: ModuleType, tmp_path: Path) -> None:
+def test_reports_what_it_cannot_run(campaign: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for trial in (["--small"], ["--rounds", "3"]):
+        with pytest.raises(SystemExit):
+            campaign.main(trial)
+        assert "they would replace full results" in capsys.readouterr().err
     with pytest.raises(UserError, match="no run matches --only fedswa/tabel2"):
         campaign.main(["--list", "--only", "fedswa/tabel2/*"])
     with pytest.raises(UserError, match=r"no dataset found in .*: fedflat data get cifar100"):
