@@ -184,12 +184,13 @@ class Ledger:
 
     def summary(self) -> list[list[str]]:
         """Return one row per paper and one for all, in the columns ``SUMMARY_COLUMNS``."""
+        measured = [entry for entry in self.entries if entry.outcome.verdict != "not run"]  # e.g. only released code
         rows = []
         for name, paper in papers().items():
             printed = sum(bool(cell.published) for table in paper.tables.values() for cell in table.cells.values())
-            entries = [entry for entry in self.entries if entry.cell.table.startswith(f"{name}/")]
+            entries = [entry for entry in measured if entry.cell.table.startswith(f"{name}/")]
             rows.append((name, entries, printed, [result for result in self.results if result.paper == name]))
-        rows.append(("all", self.entries, sum(row[2] for row in rows), list(self.results)))
+        rows.append(("all", measured, sum(row[2] for row in rows), list(self.results)))
         texts = []
         for name, entries, printed, results in rows:
             enough = sum(entry.seeds >= ENOUGH_SEEDS for entry in entries)
