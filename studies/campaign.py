@@ -37,13 +37,10 @@ from fedflat.experiment.campaign.estimate import is_available
 from fedflat.experiment.store.files import LockedError, locked
 from fedflat.papers.document import markdown
 from fedflat.papers.ledger import LEDGER_COLUMNS, Ledger
-from fedflat.papers.numbers import ModelStatistic
 from fedflat.papers.outcome import MeasuredRun
-from fedflat.papers.post_hoc import ModelQuery, measure
+from fedflat.papers.plan import model_query
+from fedflat.papers.post_hoc import measure
 from fedflat.papers.results import StoredResult, make_result, read_result, write_result
-
-DEADLINE = "deadline"
-"""File in the work directory that moves the end of the time budget, in seconds since the epoch."""
 
 WINDOW, DECAY = 100, 0.99
 """Of the averages that every run reports in addition: WiMA and EMA."""
@@ -59,7 +56,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=60.0, help="time budget (default: %(default)s)")
     add("--jobs", type=int, default=1, help="concurrent runs on one GPU (default: %(default)s)")
     add("--only", nargs="+", default=["*"], metavar="PATTERN", help="restrict the queue to these names (see --list)")
-    add("--results", type=Path, default=Path("results"), help="directory of the results (default: %(default)s)")
+    add("--results", type=Path, help="directory of the results (default: results; must be given to try the queue)")
     add("--work", type=Path, default=Path("runs/campaign"), help="directory of unfinished runs (default: %(default)s)")
     add("--log", type=Path, help="append progress to this file")
     add("--small", action="store_true", help="try the queue at small scale, with stand-ins for data and models")
@@ -70,7 +67,11 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=250, metavar="ROUNDS", help="(default: %(default)s)")
     add("--commit", help="commit of the code, if it does not run from a checkout")
     add("--until", type=float, help=argparse.SUPPRESS)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if options.results is None and (options.small or options.rounds):
+        parser.error("give --results with --small or --rounds; in the default folder, they would replace full results")
+    options.results = options.results or Path("results")
+    return options
 
 
 class AverageMonitor(fedflat.Callback):
@@ -120,13 +121,9 @@ class Campaign:
         self.options = options
         self.jobs = list(queue(options))
         self._failed: set[str] = set()
+        if not self.jobs:
+            raise UserError(f"no run matches --only {' '.join(options.only)}; --list without --only prints all names")
         self._end = options.until or time.time() + 60 * options.minutes
-
-    @property
-    def end(self) -> float:
-        """The end of the time budget in seconds since the epoch."""
-        moved = self.options.work / DEADLINE
-        return float(moved.read_text()) if moved.exists() else self._end
 
     def path(self, job: CampaignJob) -> Path:
         """The file of a job's result."""
@@ -160,12 +157,15 @@ class Campaign:
         waiting = sorted(
             (job for job in self.jobs if job.name not in done), key=lambda job: job.protocol_hash in failed
         )
-        return [(job, SETUP_SECONDS + self._seconds(job, alone.get(job.protocol_hash))) for job in waiting]
-
-    def _seconds(self, job: CampaignJob, alone: float | None) -> float:
-        """Estimated seconds of a job without set-up, given the device seconds of another seed, if one has finished."""
         jobs = self.options.jobs
-        return job.estimate(jobs) if alone is None else jobs * alone
+        return [(job, SETUP_SECONDS + job.seconds(jobs, alone.get(job.protocol_hash))) for job in waiting]
+
+    def require_data(self) -> None:
+        """Raise a ``UserError`` if no missing job has its dataset; otherwise, those without it are skipped."""
+        missing = [job.config.data for job, _ in self.missing()]
+        if missing and not any(is_available(data.dataset, data.dir) for data in missing):
+            commands = "; ".join(f"fedflat data get {name}" for name in dict.fromkeys(data.dataset for data in missing))
+            raise UserError(f"no dataset found in {missing[0].dir or 'the default folder'}: {commands}")
 
     def work(self) -> None:
         """Run missing jobs until none fits into the remaining time."""
@@ -174,7 +174,7 @@ class Campaign:
 
     def _attempt(self, job: CampaignJob, seconds: float) -> bool:
         """Run a job, unless it does not fit, lacks its dataset, failed before, or runs in another process."""
-        data, left = job.config.data, self.end - time.time()
+        data, left = job.config.data, self._end - time.time()
         if job.name in self._failed or seconds > left or not is_available(data.dataset, data.dir):
             return False
         try:
@@ -193,9 +193,8 @@ class Campaign:
     def _run(self, job: CampaignJob) -> None:
         folder, monitor = self.options.work / "runs" / job.name, AverageMonitor()
         (record,) = run_each([job.config], [folder], (monitor,), jobs=1)
-        queries = [ModelQuery(c.statistic, c.evaluated) for c in job.cells if isinstance(c.statistic, ModelStatistic)]
-        has_models = record.status != "diverged"
-        run = MeasuredRun.of(record, measure(record, queries, self.options.small) if queries and has_models else {})
+        queries = [] if record.status == "diverged" else [query for cell in job.cells if (query := model_query(cell))]
+        run = MeasuredRun.of(record, measure(record, queries, self.options.small))
         name, options = job.name.rpartition("-seed")[0], self.options
         result = make_result(name, job.cells, record, run, monitor.averages, options.jobs, options.commit)
         write_result(self.options.results, result)
@@ -254,10 +253,12 @@ def main(words: Sequence[str] | None = None) -> str:
     if options.until is not None:
         campaign.work()
         return ""
-    if not options.table and options.jobs > 1:
-        work_in_processes(options, words)
-    elif not options.table:
-        campaign.work()
+    if not options.table:
+        campaign.require_data()
+        if options.jobs > 1:
+            work_in_processes(options, words)
+        else:
+            campaign.work()
     entries = Ledger(result for _, result in campaign.finished()).entries
     return markdown(LEDGER_COLUMNS, [entry.row() for entry in entries])
 
@@ -267,5 +268,7 @@ if __name__ == "__main__":
         text = main()
     except UserError as error:
         raise SystemExit(f"campaign.py: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit("campaign.py: interrupted; the same command continues") from None
     if text:
         print(text)

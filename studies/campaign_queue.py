@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 
-from fedflat.algorithms import algorithm
 from fedflat.experiment.config import Config, config
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
+from fedflat.papers.cost import gpu_seconds
 from fedflat.papers.plan import Deviations
 from fedflat.papers.protocol import protocol_hash, protocol_of
 from fedflat.papers.results import cells_measured_by, experiment_name
@@ -56,8 +56,7 @@ class Stage:
             }
             return config(values)
 
-        changed = () if every is None else (f"evaluation.every={every}",)
-        return Deviations(options.small, rounds, options.data_dir, change, changed)
+        return Deviations(options.small, rounds, options.data_dir, change)
 
 
 QUEUE = (
@@ -80,18 +79,8 @@ QUEUE = (
 
 SETUP_SECONDS = 35.0
 """To import, load data and compile for the first time; three seconds when the compiler's cache is warm."""
-SAMPLES_PER_SECOND = {
-    "cnn": 580_000,
-    "resnet18": 45_000,
-    "resnet18(stem=torchvision)": 150_000,
-    "resnet20": 116_000,
-    "vgg11": 200_000,
-}
-"""Gradients of single examples on one H200 in bf16: a guess for experiments that no stored result tells the time of."""
 LEAST_ROUND = 0.015
 """Seconds that the host needs to launch a round."""
-DATASET_SIZE = {"cifar10": 50_000, "cifar100": 50_000}
-TEST_SIZE = 10_000
 
 
 @dataclass(frozen=True)
@@ -115,17 +104,17 @@ class CampaignJob:
         """Identifies the protocol by its values alone."""
         return protocol_hash(protocol_of(self.experiment))
 
-    def estimate(self, jobs: int) -> float:
-        """Seconds to train and evaluate on one H200 that ``jobs`` such runs share, without set-up."""
-        c = self.experiment
-        built = algorithm(c.algorithm)
-        speed = SAMPLES_PER_SECOND.get(c.model, 100_000)
-        share = DATASET_SIZE.get(c.data.dataset, 2_000) / (c.data.clients or 100)
-        steps = c.training.local_steps
-        samples = steps * c.training.batch_size if steps else c.training.local_epochs * share
-        seconds = c.federation.clients_per_round * samples * built.backward_passes / speed
-        evaluations = (c.training.rounds / c.evaluation.every + c.evaluation.final) * (1 + len(built.averages))
-        return c.training.rounds * max(jobs * seconds, LEAST_ROUND) + jobs * evaluations * 2 * TEST_SIZE / speed
+    def seconds(self, jobs: int, device_seconds: float | None) -> float:
+        """Estimated seconds on one H200 that ``jobs`` such runs share, without set-up.
+
+        Args:
+            jobs: number of concurrent runs.
+            device_seconds: device time of another seed; None if no seed has finished.
+        """
+        rounds = self.experiment.training.rounds
+        if device_seconds is None:
+            device_seconds = gpu_seconds(self.experiment, rounds) or 0.0
+        return max(jobs * device_seconds, rounds * LEAST_ROUND)
 
 
 def queue(options: argparse.Namespace, stages: Sequence[Stage] = QUEUE) -> Iterator[CampaignJob]:

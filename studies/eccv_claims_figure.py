@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedflat.papers.document import markdown
 from fedflat.reporting.figures.landscape_panels import FAINT, INK
 from fedflat.reporting.figures.style import line_styles
 
@@ -50,16 +51,16 @@ def eccv_claims_figure(numbers: dict[str, Any]) -> Figure:
 
 def table(numbers: dict[str, Any]) -> str:
     """A Markdown table with one line per measured round of each run."""
-    lines = [f"| {' | '.join(HEADING)} |", "|" + "---|" * len(HEADING)]
+    rows = []
     for partition, methods in _measured(numbers).items():
         for name, by_round in methods.items():
             for at in sorted(map(int, by_round)):
                 moment = by_round[str(at)]
                 top = moment["eigenvalues"]
                 curvature = (top[0], top[0] / top[-1], _client_median(moment), moment["average"])
-                cells = [partition, name, str(at), f"{100 * moment['accuracy']:.2f}", *(f"{v:.3g}" for v in curvature)]
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+                accuracy = f"{100 * moment['accuracy']:.2f}"
+                rows.append([partition, name, str(at), accuracy, *(f"{value:.3g}" for value in curvature)])
+    return markdown(HEADING, rows)
 
 
 def verdicts(numbers: dict[str, Any]) -> str:

@@ -21,15 +21,16 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from study import plain, trained
+from study import mean_and_std, plain, trained
 
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
+from fedflat.papers.document import markdown
 
 ALGORITHMS = ("fedavg", "fedsam", "scaffold", "fedswa", "fedmoswa")
 COLUMN = "cifar10-lenet-5"
@@ -224,9 +225,7 @@ def percent(value: float | None) -> str:
 def mean_accuracy(runs: Sequence[RunNumbers]) -> str:
     """Mean and standard deviation over seeds in per cent."""
     values = [100 * run["test"] for run in runs if run["test"] is not None]
-    if not values:
-        return "diverged" if runs else "–"
-    return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+    return "diverged" if runs and not values else mean_and_std(values)
 
 
 def rounds_to_target(runs: Sequence[RunNumbers], rounds: int) -> str:
@@ -248,7 +247,7 @@ def table(study: Study) -> str:
     """A Markdown table of published and measured numbers, with notes on the searches and on large differences."""
     options = study.options
     heads = ("algorithm", "lr", "published", "measured", "difference", "rounds to 78 %, published", "measured")
-    rows, large = [heads, ("---",) * len(heads)], []
+    rows, large = [], []
     for algorithm, lr, runs in table_lines(study):
         accuracy, rounds = cell(algorithm).published, cell(algorithm, "rounds").published
         difference = gap(algorithm, runs)
@@ -265,7 +264,7 @@ def table(study: Study) -> str:
         *(search_note(study, algorithm) for algorithm in ALGORITHMS),
         f"Differences above {GAP:g} points: {', '.join(large) or 'none'}.",
     ]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", *(note for note in notes if note), ""])
+    return "\n".join([markdown(heads, rows), "", *(note for note in notes if note), ""])
 
 
 def search_note(study: Study, algorithm: str) -> str:

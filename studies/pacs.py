@@ -17,16 +17,19 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
+from study import mean_and_std
 
 from fedflat.api import make_config
 from fedflat.data import Dataset, load
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.papers.document import markdown
 from fedflat.text import parse_one, show
 
 ALGORITHMS = ("fedavg", "fedsam", "fedmoswa")
@@ -110,25 +113,17 @@ def train(options: argparse.Namespace, data: Dataset, domain: str, algorithm: st
 
 def table(runs: list[RunNumbers], domains: Sequence[str], algorithms: Sequence[str]) -> str:
     """Mean ± std over seeds in per cent: a row per algorithm, a column per left-out domain, and their mean."""
-    lines = ["| algorithm | " + " | ".join([*domains, "mean"]) + " |", "|---|" + "---|" * (len(domains) + 1)]
+    rows = []
     for algorithm in algorithms:
         by_seed: dict[int, dict[str, float]] = {}
         for run in runs:
             if run["algorithm"] == algorithm and run["accuracy"] is not None:
-                by_seed.setdefault(run["seed"], {})[run["domain"]] = run["accuracy"]
+                by_seed.setdefault(run["seed"], {})[run["domain"]] = 100 * run["accuracy"]
         cells = [mean_and_std([seed[domain] for seed in by_seed.values() if domain in seed]) for domain in domains]
         complete = [seed for seed in by_seed.values() if all(domain in seed for domain in domains)]
-        mean = mean_and_std([float(np.mean([seed[domain] for domain in domains])) for seed in complete])
-        lines.append(f"| `{algorithm}` | " + " | ".join([*cells, mean]) + " |")
-    return "\n".join([*lines, ""])
-
-
-def mean_and_std(values: list[float]) -> str:
-    """Mean and standard deviation in per cent."""
-    if not values:
-        return "–"
-    mean = f"{100 * np.mean(values):.1f}"
-    return f"{mean} ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else mean
+        mean = mean_and_std([fmean(seed[domain] for domain in domains) for seed in complete])
+        rows.append([f"`{algorithm}`", *cells, mean])
+    return markdown(["algorithm", *domains, "mean"], rows) + "\n"
 
 
 def finished_runs(path: Path, about: dict[str, Any]) -> list[RunNumbers]:

@@ -13,11 +13,19 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-from study import Numbers, add_federation_arguments, common_arguments, common_settings, saved_numbers, stage
+from study import (
+    Numbers,
+    add_federation_arguments,
+    common_arguments,
+    common_settings,
+    mean_and_std,
+    saved_numbers,
+    stage,
+)
 
 import fedflat
 from fedflat.experiment.store.files import write_atomically
+from fedflat.papers.document import markdown
 
 ALGORITHMS = {"FedAvg": "fedavg", "FedSAM": "fedsam"}
 BUDGETS = (2, 4, 8, 16, None)
@@ -65,15 +73,11 @@ def run_study(arguments: argparse.Namespace) -> Path:
 def table(path: Path) -> None:
     """Write a Markdown table: one row per budget, mean accuracy and standard deviation over seeds per algorithm."""
     runs = saved_numbers(path)["runs"]
-    lines = [f"| epsilon | {' | '.join(runs)} |", "|---|" + "---|" * len(runs)]
+    rows = []
     for name in next(iter(runs.values())):
-        cells = []
-        for budgets in runs.values():
-            values = [100 * run["accuracy"] for run in budgets[name]]
-            spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.1f}{spread}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    text = "\n".join(lines) + "\n"
+        accuracies = [[100 * run["accuracy"] for run in budgets[name]] for budgets in runs.values()]
+        rows.append([name, *map(mean_and_std, accuracies)])
+    text = markdown(["epsilon", *runs], rows) + "\n"
     write_atomically(path.with_name("table.md"), text)
     print(text, end="")
 

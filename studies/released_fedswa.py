@@ -49,6 +49,8 @@ from fedflat.data import Examples, load
 from fedflat.errors import UserError
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.papers import find_table
+from fedflat.papers.cells import Cell
+from fedflat.papers.library import find_cell
 from fedflat.papers.results import RunCost, StoredNumber, StoredResult, cell_key, experiment_name, write_result
 
 UNUSED = ("datasets", "dataset", "imageio", "matplotlib", "mpl_toolkits", "peft", "timm", "torchsummary")
@@ -75,8 +77,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def value_after(flag: str, words: Sequence[str]) -> str:
     """The value of a flag that must be given to the script."""
-    if flag not in words:
-        raise UserError(f"give {flag} to the script, after --")
+    if flag not in words[:-1]:
+        raise UserError(f"give {flag} with a value to the script, after --")
     return words[words.index(flag) + 1]
 
 
@@ -327,29 +329,29 @@ def stand_ins(data_dir: Path, recorder: Recorder, checkout: Path) -> Iterator[No
             sys.modules |= before
 
 
-def stored_result(name: str, values: dict[str, Any]) -> StoredResult:
+def stored_result(cell: Cell, values: dict[str, Any]) -> StoredResult:
     """A finished run as a stored result.
 
     Args:
-        name: paper, table and cell, e.g. ``fedswa/table2/fedswa/cifar100-lenet-5-accuracy``.
+        cell: the cell that it measures.
         values: the values of the recorder.
     """
-    paper, table_name, cell_name = name.split("/", 2)
-    table = find_table(f"{paper}/{table_name}")
-    (cell,) = table.choose([cell_name])
+    table, (rounds, accuracy) = find_table(cell.table), values["curve"][-1]
+    paper_rounds = cell.configs[0].training.rounds
     number = StoredNumber(
         published=cell.published.text if cell.published else None,
-        measured=values["curve"][-1][1],
+        measured=accuracy,
         unit=cell.unit,
         statistic=cell.statistic.text,
     )
     return StoredResult(
         format=1,
         kind="released",
-        paper=paper,
+        paper=table.paper.name,
         experiment=experiment_name(table, cell.configs[0]),
         seed=values["seed"],
         status="finished",
+        reason=f"{rounds:,} of {paper_rounds:,} rounds" if rounds < paper_rounds else "",
         cells={cell_key(cell): number},
         metric="accuracy",
         protocol={name: values[name] for name in ("script", "arguments")},
@@ -369,6 +371,10 @@ def main(words: Sequence[str] | None = None) -> str:
     method = value_after("--alg", options.arguments)
     if method not in METHODS:
         raise UserError(f"{method} needs separate processes for its workers; choose one of {', '.join(METHODS)}")
+    if not script.is_file():
+        raise UserError(f"there is no script {script}; expected main.py of a checkout")
+    paper, _, key = (options.cell or "").partition("/")
+    cell = find_cell(paper, key) if options.cell else None  # a wrong name fails before the run
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     about = {
         "script": script.name,
@@ -385,8 +391,8 @@ def main(words: Sequence[str] | None = None) -> str:
         sys.argv[:] = [str(script), *options.arguments]
         runpy.run_path(str(script), run_name="__main__")
     recorder.save(finished=True)
-    if options.cell:
-        write_result(options.results, stored_result(options.cell, recorder.values))
+    if cell is not None:
+        write_result(options.results, stored_result(cell, recorder.values))
     rounds, accuracy = recorder.values["curve"][-1]
     return f"{method}: {accuracy} % after {rounds} rounds, {recorder.values['seconds']} s"
 

@@ -8,9 +8,10 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -159,6 +160,14 @@ def common_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def measuring_precision(precision: str) -> str:
     """The precision for curvature and landscapes, which bfloat16 is too coarse for."""
     return "float32" if precision == "bf16" else precision
+
+
+def mean_and_std(values: Sequence[float], form: str = ".1f") -> str:
+    """Mean and, with several values, standard deviation; a dash without values."""
+    if not values:
+        return "–"
+    mean = f"{fmean(values):{form}}"
+    return f"{mean} ± {stdev(values):{form}}" if len(values) > 1 else mean
 
 
 def plain(value: Any) -> Any:

@@ -23,6 +23,7 @@ from study import (
     add_federation_arguments,
     common_arguments,
     common_settings,
+    mean_and_std,
     saved_numbers,
     stage,
     top_eigenvalues,
@@ -115,8 +116,8 @@ def summary(numbers: dict[str, Any]) -> str:
         for policy, runs in policies_of.items():
             times = [time_to(run, target) for run in runs]
             reached = [time for time in times if time is not None]
-            accuracy = _spread([100 * run["last"] for run in runs], ".1f")
-            time = _spread(reached, ".0f") if len(reached) == len(runs) else "–"
+            accuracy = mean_and_std([100 * run["last"] for run in runs])
+            time = mean_and_std(reached, ".0f") if len(reached) == len(runs) else "–"
             total, staleness, curvature = (
                 float(np.mean([run[field] if field != "seconds" else run[field][-1] for run in runs]))
                 for field in ("seconds", "staleness", "lambda_max")
@@ -126,12 +127,6 @@ def summary(numbers: dict[str, Any]) -> str:
             )
     about = "Target: 95 % of the lowest final accuracy of the algorithm's runs. ±: standard deviation over seeds."
     return "\n".join([*lines, "", about, ""])
-
-
-def _spread(values: list[float], form: str) -> str:
-    """Mean and, with several values, standard deviation."""
-    mean = f"{np.mean(values):{form}}"
-    return f"{mean} ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else mean
 
 
 def draw(path: Path) -> None:

@@ -23,6 +23,7 @@ from fedflat.data import Dataset, Examples
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.papers.document import markdown
 
 PARTS = ("all", "lora(rank=8)", "head")
 HEADING = (
@@ -120,14 +121,13 @@ def round_cost(options: argparse.Namespace, data: Dataset, algorithm: str, part:
 
 def table(costs: list[dict[str, Any]]) -> str:
     """A Markdown table with one row per run."""
-    lines = [f"| {' | '.join(HEADING)} |", "|" + "---|" * len(HEADING)]
+    rows = []
     for cost in costs:
         megabytes = [f"{cost[f'bytes_{kind}_per_client'] / 1e6:.2f}" for kind in ("up", "down", "kept")]
         memory = "–" if cost["peak_memory_gb"] is None else f"{cost['peak_memory_gb']:.1f}"
-        cells = [f"`{cost['algorithm']}`", f"`{cost['train']}`", f"{cost['trained']:,}", *megabytes]
-        cells += [f"{cost['seconds_per_round']:.2f}", memory]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+        names, seconds = [f"`{cost['algorithm']}`", f"`{cost['train']}`"], f"{cost['seconds_per_round']:.2f}"
+        rows.append([*names, f"{cost['trained']:,}", *megabytes, seconds, memory])
+    return markdown(HEADING, rows) + "\n"
 
 
 def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import fedflat
+from fedflat.errors import UserError
 from fedflat.papers.protocol import protocol_hash, protocol_of
 from fedflat.papers.results import read_results
 from fedflat.processes import ChildKilled, ChildProcess
@@ -71,13 +72,19 @@ def test_runs_what_is_missing_once(campaign: ModuleType, tmp_path: Path) -> None
 
 
 def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) -> None:
-    words = small(tmp_path, "--only", JOB, "--rounds", "3")
-    campaign.main([*words, "--minutes", "0.5"])
+    campaign.main(small(tmp_path, "--only", JOB, "--rounds", "3", "--minutes", "0.5"))
     assert not (tmp_path / "results").exists()
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "deadline").write_text(str(time.time() + 3600))
-    campaign.main([*words, "--minutes", "0.5"])
-    assert stored(tmp_path)["status"] == "finished"
+
+
+def test_reports_what_it_cannot_run(campaign: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for trial in (["--small"], ["--rounds", "3"]):
+        with pytest.raises(SystemExit):
+            campaign.main(trial)
+        assert "they would replace full results" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no run matches --only fedswa/tabel2"):
+        campaign.main(["--list", "--only", "fedswa/tabel2/*"])
+    with pytest.raises(UserError, match=r"no dataset found in .*: fedflat data get cifar100"):
+        campaign.main(["--only", JOB, "--results", str(tmp_path), "--data-dir", str(tmp_path)])
 
 
 def run_campaign(pipe: Connection, words: list[str]) -> None:

@@ -109,15 +109,24 @@ def test_runs_a_script_with_stand_ins(driver: ModuleType, tmp_path: Path, monkey
     assert result["arguments"] == "--alg FedSWA --E 5"
     (entry,) = Ledger(read_results(tmp_path / "results")).entries
     assert (entry.released, entry.outcome.verdict) == ((20.0,), "not run")
+    assert entry.notes == ("released: 11 of 1,000 rounds",)
     assert "ray" not in set(sys.modules) - modules
     assert torch.utils.data.DataLoader is loader
     assert Path.cwd() == directory
 
 
-def test_methods_with_state_in_workers_are_rejected(driver: ModuleType, tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_the_run(driver: ModuleType, tmp_path: Path) -> None:
     words = ["main.py", "--data-dir", str(tmp_path), "--out", str(tmp_path / "run.json"), "--", "--alg", "SCAFFOLD"]
     with pytest.raises(UserError, match="SCAFFOLD needs separate processes"):
         driver.main(words)
+    with pytest.raises(UserError, match="give --alg with a value"):
+        driver.main(words[:-1])
+    words[-1] = "FedSWA"
+    with pytest.raises(UserError, match=r"no script .*main\.py"):
+        driver.main(words)
+    (tmp_path / "main.py").touch()
+    with pytest.raises(UserError, match="fedswa/table2 has no cell 'fedswa/acuracy'"):
+        driver.main(["--cell", "fedswa/table2/fedswa/acuracy", str(tmp_path / "main.py"), *words[1:]])
 
 
 def test_crop_cuts_a_window_of_the_padded_image(driver: ModuleType) -> None:

@@ -63,7 +63,7 @@ def ledger_page() -> str:
         "| within, above, below | the measured mean lies within the tolerance of the published number, above it or below it |",
         "| unjudged | no tolerance can be computed, because there is one seed and the paper prints no ± |",
         "| not printed | the paper prints no number to compare with |",
-        "| ran | the runs deviate from the paper (fewer rounds, another evaluation interval or other settings), so they are shown but not judged |",
+        "| ran | the runs deviate from the paper (another number of rounds, another evaluation interval or other settings), so they are shown but not judged |",
         "",
         "## Summary",
         "",
@@ -159,7 +159,7 @@ def with_tables(page: str) -> str:
 
 def column(table_name: str, suffix: str, baseline: str = "fedavg") -> list[str]:
     """The measured rows of one column of a table, with averages and the gain over a baseline on the same dataset."""
-    measured_cells = {entry.cell.name: entry for entry in ledger().choose(table_name) if entry.by_seed}
+    measured_cells = {entry.cell.name: entry for entry in ledger().choose(table_name) if entry.outcome.by_seed}
     base = measured_cells[f"{baseline}/{suffix}"]
     entries = [
         entry
@@ -243,7 +243,7 @@ def _published_gain(entry: LedgerEntry, base: LedgerEntry) -> str:
 
 def _measured_gain(entry: LedgerEntry, base: LedgerEntry) -> str:
     """The difference from a baseline, paired by seed, with half the width of its 95 % interval."""
-    pair = compare_paired(entry.by_seed, base.by_seed)
+    pair = compare_paired(entry.outcome.by_seed, base.outcome.by_seed)
     assert pair is not None
     return shown_with_half_width(pair, _points(entry))
 

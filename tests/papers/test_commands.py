@@ -104,9 +104,9 @@ def test_small_scale_names_its_stand_ins(fedflat):
 
 
 def test_finished_runs_are_not_repeated(fedflat, tmp_path):
-    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--json")
+    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--rounds", "2", "--json")
     first, second = (json.loads(fedflat(*arguments).stdout) for _ in range(2))
-    assert (first["cost"]["runs"], first["cost"]["done"], first["cost"]["rounds"]) == (1, 0, 20)
+    assert (first["cost"]["runs"], first["cost"]["done"], first["cost"]["rounds"]) == (1, 0, 2)
     assert (second["cost"]["runs"], second["cost"]["done"], second["cost"]["rounds"]) == (1, 1, 0)
     assert first["cells"] == second["cells"]
     assert len(first["cells"]) == 5
@@ -114,22 +114,14 @@ def test_finished_runs_are_not_repeated(fedflat, tmp_path):
 
 
 def test_an_interrupted_run_is_resumed(fedflat, tmp_path):
-    arguments = (
-        "reproduce",
-        "fedswa/table6",
-        "--cells",
-        "fedmo-ii/accuracy",
-        *SMALL,
-        "--set",
-        "engine.checkpoint_every=1",
-        "--json",
-    )
+    short = (*SMALL, "--rounds", "4", "--set", "engine.checkpoint_every=1", "--json")
+    arguments = ("reproduce", "fedswa/table6", "--cells", "fedmo-ii/accuracy", *short)
     whole = json.loads(fedflat(*arguments, "--out", "whole").stdout)
     fedflat(*arguments, "--out", "halves", "--set", "stop.seconds=0.000001")
     config = next(Path("halves").rglob("config.yaml"))
     config.write_text(config.read_text().replace("seconds: 1.0e-06", "seconds: null"))
     again = json.loads(fedflat(*arguments, "--out", "halves").stdout)
-    assert 0 < again["cost"]["rounds"] < 20
+    assert 0 < again["cost"]["rounds"] < 4
     assert again["cells"] == whole["cells"]
 
 
@@ -178,19 +170,8 @@ def test_results_as_markdown_and_csv(fedflat, tmp_path):
 
 
 def test_fewer_rounds_or_other_settings_give_no_verdict(fedflat):
-    document = json.loads(
-        fedflat(
-            "reproduce",
-            "fedswa/table6",
-            "--representative",
-            *SMALL,
-            "--rounds",
-            "2",
-            "--set",
-            "training.lr=0.01",
-            "--json",
-        ).stdout
-    )
+    changes = ("--rounds", "2", "--set", "training.lr=0.01")
+    document = json.loads(fedflat("reproduce", "fedswa/table6", "--representative", *SMALL, *changes, "--json").stdout)
     assert document["cost"]["rounds"] == 2
     assert document["cells"][0]["verdict"] == "ran"
     assert document["folder"].endswith("/fedswa")
@@ -218,22 +199,6 @@ def test_eigenvalues_are_measured_after_the_runs(fedflat, tmp_path):
         row = "fedasam-swa" if name == "spectrum, swa" else "fedavg-e-1"
         assert values[f"{row}/lambda-max-alpha-0"] == spectrum["eigenvalues"][0] > spectrum["eigenvalues"][4]
         assert values[f"{row}/lambda-max-lambda-5-alpha-0"] == spectrum["eigenvalues"][0] / spectrum["eigenvalues"][4]
-
-
-def test_the_evaluation_interval_does_not_change_last_values(fedflat):
-    arguments = (
-        "reproduce",
-        "fedswa/table2",
-        "--cells",
-        "fedavg/cifar10-lenet-5-*",
-        "--dry-run",
-        "--set",
-        "evaluation.every=10",
-        "--json",
-    )
-    (run,) = json.loads(fedflat(*arguments, "--seeds", "1").stdout)["runs"]
-    assert run["config"]["evaluation"]["every"] == 10
-    assert (run["config"]["model"], run["config"]["training"]["rounds"]) == ("cnn", 1000)
 
 
 def test_a_whole_paper_at_once(fedflat):
@@ -319,7 +284,7 @@ def test_accuracy_under_corruptions_is_drawn_as_bars(fedflat):
     assert Path(document["chart"]).name == "figure6.png" and Path(document["chart"]).exists()
     cells = find_table("eccv/figure6").cells
     means = {"fedavg/cifar10-c": 61.0, "fedavg/cifar100-c": 23.0, "fedasam/cifar10-c": 72.0}
-    figure = bar_chart([CellOutcome(cells[name], (mean,), "ran") for name, mean in means.items()])
+    figure = bar_chart([CellOutcome(cells[name], {0: mean}, "ran") for name, mean in means.items()])
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["CIFAR10-C", "CIFAR100-C"]
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}

@@ -167,14 +167,10 @@ def test_figures_without_numbers_are_not_judged():
 
 
 def test_the_best_of_several_methods_counts():
-    runs = [measured([0.0, value]) for value in (0.70, 0.72, 0.71)]
-    found = judged_best(runs)
-    assert found.values == (0.72,)
-
-
-def judged_best(runs: list[MeasuredRun]) -> CellOutcome:
     plan = planned("fedwmsam/table1", ["fedlesam-s-d/cifar-10-beta-0.1"], 1)
-    return outcomes(plan, {run.folder: result for run, result in zip(plan.runs, runs, strict=True)})[0]
+    values = zip(plan.runs, (0.70, 0.72, 0.71), strict=True)
+    (found,) = outcomes(plan, {run.folder: measured([0.0, value]) for run, value in values})
+    assert found.values == (0.72,)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +195,10 @@ def test_gains_are_paired_by_seed():
     by_seed = {("scaffold", 0): 0.60, ("fedavg", 0): 0.58, ("scaffold", 1): 0.62, ("fedavg", 1): 0.61}
     runs = {run.folder: measured([0.0, by_seed[run.config.algorithm, run.config.seed]]) for run in plan.runs}
     assert outcomes(plan, runs)[0].values == pytest.approx((2.0, 1.0))
+    for run in plan.runs:  # now SCAFFOLD diverges with seed 0
+        if (run.config.algorithm, run.config.seed) == ("scaffold", 0):
+            runs[run.folder] = replace(runs[run.folder], status="diverged")
+    assert outcomes(plan, runs)[0].by_seed == pytest.approx({1: 1.0})
 
 
 def test_initial_weights_may_be_supplied_where_the_paper_uses_them():
@@ -211,8 +211,13 @@ def test_initial_weights_may_be_supplied_where_the_paper_uses_them():
 
 @pytest.mark.parametrize(
     "deviations",
-    [Deviations(small=True), Deviations(rounds=10), Deviations(changed_settings=("training.lr=1",))],
-    ids=["small", "short", "changed"],
+    [
+        Deviations(small=True),
+        Deviations(rounds=10),
+        Deviations(rounds=5000),
+        Deviations(changed_settings=("training.lr=1",)),
+    ],
+    ids=["small", "short", "long", "changed"],
 )
 def test_deviations_from_the_protocol_have_no_verdict(deviations):
     found = judged(*ACCURACY, measured([0.0, 0.62]), deviations=deviations)

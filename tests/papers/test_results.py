@@ -11,11 +11,14 @@ from fedflat.errors import UserError
 from fedflat.papers import find_table, papers
 from fedflat.papers.claims import check_claims, claim_verdict
 from fedflat.papers.ledger import UNKNOWN_PROTOCOL, Ledger, deviations_of
+from fedflat.papers.library import find_cell
+from fedflat.papers.outcome import CellOutcome
 from fedflat.papers.protocol import protocol_hash
 from fedflat.papers.results import (
     StoredResult,
     embedded_results,
     embedded_text,
+    experiment_name,
     read_result,
     read_results,
 )
@@ -42,13 +45,19 @@ def test_committed_results_are_valid():
         assert len(result.curve_rounds) == len(result.curve["server"])
         assert not result.source or (ROOT / result.source).exists()
         for key, number in result.cells.items():
-            table, _, name = key.partition("/")
-            cell = find_table(f"{result.paper}/{table}").cells[name]
+            cell = find_cell(result.paper, key)
             assert number.published == (cell.published.text if cell.published else None)
             assert (number.unit, number.statistic) == (cell.unit, cell.statistic.text)
             if result.kind == "paper":
                 assert result.environment["commit"]
                 assert deviations_of(cell, result) is not UNKNOWN_PROTOCOL, f"{path} was run under another protocol"
+
+
+@pytest.mark.parametrize("name", ["eccv/table1", "wima/table2"])
+def test_different_experiments_of_a_table_have_different_files(name):
+    table = find_table(name)
+    configs = {config for cell in table.cells.values() for config in cell.configs}
+    assert len({experiment_name(table, config) for config in configs}) == len(configs)
 
 
 def test_the_embedded_results_are_the_committed_ones():
@@ -70,12 +79,15 @@ def test_other_protocols_and_fewer_rounds_give_no_verdict():
     (other,) = Ledger([stored(0, 40.0, protocol_hash="another")]).entries
     assert (other.outcome.verdict, other.outcome.remark) == ("ran", "other settings")
     (measured,) = Ledger([stored(0, 90.0, protocol_hash="another"), stored(0, 41.0)]).entries
-    assert (measured.outcome.values, measured.outcome.verdict, measured.by_seed) == ((41.0,), "within", {0: 41.0})
+    assert (measured.outcome.by_seed, measured.outcome.verdict) == ({0: 41.0}, "within")
     every_ten = stored(0, 500.0, key="table2/fedavg/cifar10-lenet-5-rounds")
     every_round = with_protocol(every_ten, eval_every=1)
     for results in ([every_ten], [every_ten, every_round.model_copy(update={"seed": 1})]):
         (rounds,) = Ledger(results).entries
         assert (rounds.outcome.verdict, rounds.outcome.remark) == ("ran", "evaluated every 10 rounds")
+    for change in ({"rounds": 5000}, {"eval_final": 100}):
+        (changed,) = Ledger([with_protocol(stored(seed, 41.0), **change) for seed in range(2)]).entries
+        assert changed.outcome.verdict == "ran"
     (rounds,) = Ledger([every_round, every_ten]).entries
     assert rounds.outcome.verdict != "ran", "of runs with the same seed, the one with the paper's interval counts"
 
@@ -94,11 +106,26 @@ def test_seeds_with_another_precision_count_and_shorter_or_longer_runs_do_not():
     assert "mean over" not in entry.row()[-1] and len(entry.document()["files"]) == 4
 
 
+def test_a_gain_is_not_judged_if_one_of_its_runs_deviates():
+    cells = ("table5/sam/accuracy-alpha-0", 31.0), ("table5/reference/accuracy-alpha-0", 30.0)
+    full = [stored(seed, value + seed, key) for key, value in cells for seed in range(2)]
+    short = with_protocol(stored(0, 30.0, cells[1][0]), rounds=50)
+
+    def gain(results: list[StoredResult]) -> CellOutcome:
+        entries = {entry.cell.name: entry for entry in Ledger(results).entries}
+        return entries["sam/absolute-alpha-0"].outcome
+
+    assert (gain(full).by_seed, gain(full).verdict) == ({0: 1.0, 1: 1.0}, "above")
+    names = [entry.cell.name for entry in Ledger(full).entries]
+    assert "reference/absolute-alpha-0" not in names, "the paper prints no gain of the reference over itself"
+    assert (gain([*full[:2], short]).by_seed, gain([*full[:2], short]).verdict) == ({0: 1.0}, "ran")
+
+
 def test_the_newest_run_of_a_seed_counts():
     old, new = stored(0, 40.0, date="2026-01-01"), stored(0, 42.0, date="2026-01-02")
     for results in ([old, with_protocol(new, precision="float32")], [with_protocol(new, precision="float32"), old]):
         (entry,) = Ledger([*results, stored(1, 44.0)]).entries
-        assert (entry.outcome.values, entry.by_seed, entry.seeds) == ((42.0, 44.0), {0: 42.0, 1: 44.0}, 2)
+        assert (entry.outcome.by_seed, entry.seeds) == ({0: 42.0, 1: 44.0}, 2)
 
 
 def test_entries_are_chosen_by_paper_dataset_and_method():
@@ -159,13 +186,33 @@ def test_measured_cells_are_printed(fedflat):  # noqa: F811
 
 
 def test_reproduce_records_results_of_the_same_form(fedflat):  # noqa: F811
-    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--rounds", "2", "--record", "results")
-    assert fedflat(*arguments).exit_code == 0
+    arguments = ("reproduce", "wima/table4", "--cells", "*/cifar10", *SMALL, "--record", "results")
+    assert fedflat(*arguments, "--rounds", "2").exit_code == 0
     (result,) = read_results(Path("results"))
-    assert Path("results", result.file).exists()
+    file = Path("results", result.file)
     assert (result.experiment, result.seed, result.protocol["rounds"]) == ("wima/table4/cifar10/w-5", 0, 2)
     assert set(result.cells) >= {f"table4/w-{window}/cifar10" for window in (5, 10, 50, 100, 200)}
     shown = fedflat("papers", "--measured", "--results", "results").stdout
     assert "w-200/cifar10" in shown and "other settings" in shown and "1951" in shown
-    Path("results", result.file).write_text(result.text().replace('"seed": 0', '"seed": "none"'))
-    assert "seed: Input should be a valid integer" in fedflat("papers", "--measured", "--results", "results").stderr
+
+    earlier = result.model_copy(update={"date": "2026-01-01", "environment": {"hardware": "other"}})
+    file.write_text(earlier.text())
+    assert fedflat(*arguments, "--rounds", "2").exit_code == 0
+    assert file.read_text() == earlier.text(), "a finished run keeps its date and environment"
+    other = fedflat(*arguments, "--rounds", "1")
+    assert other.exit_code == 2 and f"{file} holds a result with other settings" in other.stderr
+    assert not list(Path("runs").rglob("small-1-*")), "nothing is trained in vain"
+    for old, new, message in (
+        ('"seed": 0', '"seed": "none"', "seed: Input should be a valid integer"),
+        ("w-5/cifar10", "w-6/cifar10", "wima/table4 has no cell 'w-6/cifar10'"),
+        ('"lr": 0.1', '"lr": 0.2', "was changed"),
+    ):
+        file.write_text(result.text().replace(old, new))
+        assert message in fedflat("papers", "--measured", "--results", "results").stderr
+
+
+def test_eigenvalues_are_recorded_only_if_measured(fedflat):  # noqa: F811
+    arguments = (*SMALL, "--rounds", "1", "--record", "results")
+    assert fedflat("reproduce", "eccv/table2", "--cells", "cifar100-fedsam/alpha-0-5cl", *arguments).exit_code == 0
+    (result,) = read_results(Path("results"))
+    assert {key.partition("/")[0] for key in result.cells} == {"table2", "table5", "table6"}

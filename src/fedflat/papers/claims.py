@@ -8,9 +8,8 @@ from importlib import resources
 import yaml
 
 from fedflat.display import counted
-from fedflat.papers.cells import Cell
 from fedflat.papers.ledger import Ledger
-from fedflat.papers.library import find_table
+from fedflat.papers.library import find_cell
 from fedflat.papers.schema import PaperData
 from fedflat.reporting.tables.summary import PairedDifference, compare_paired
 
@@ -114,21 +113,12 @@ def check_claims(ledger: Ledger) -> list[CheckedClaim]:
 
 def _check(claim: Claim, ledger: Ledger) -> CheckedClaim:
     """Compute the claimed and the measured difference of a claim; shares become percentage points."""
-    cells = [_cell(claim.paper, key) for key in (claim.cell, claim.minus)]
-    entries = [ledger.entry(claim.paper, key) for key in (claim.cell, claim.minus)]
+    cells = [find_cell(claim.paper, key) for key in (claim.cell, claim.minus)]
+    # Runs that deviate from the paper ("ran") do not count.
+    outcomes = {entry.cell: entry.outcome for entry in ledger.entries if entry.outcome.verdict != "ran"}
     factor = 100.0 if cells[0].unit == "share" else 1.0  # to percentage points
     published = [cell.published.value for cell in cells if cell.published and cell.published.value is not None]
-    values: list[dict[int, float]] = []  # measured values by seed, for both cells
-    for entry in entries:
-        by_seed = (
-            entry.by_seed if entry and entry.outcome.verdict != "ran" else {}
-        )  # "ran": the run deviates from the paper
-        values.append({seed: factor * value for seed, value in by_seed.items()})
+    measured = [outcomes[cell].by_seed if cell in outcomes else {} for cell in cells]
+    values = [{seed: factor * value for seed, value in by_seed.items()} for by_seed in measured]
     unit = " points" if cells[0].unit in ("share", "%") else ""
     return CheckedClaim(claim, factor * (published[0] - published[1]), compare_paired(*values), unit)
-
-
-def _cell(paper: str, key: str) -> Cell:
-    """Return a cell of a paper by its key, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
-    table, _, name = key.partition("/")
-    return find_table(f"{paper}/{table}").cells[name]

@@ -13,7 +13,7 @@ from fedflat.data import DATASETS
 from fedflat.experiment.campaign.estimate import PlannedRun
 from fedflat.experiment.config import Config
 from fedflat.papers.ledger import paper_config
-from fedflat.papers.library import find_table
+from fedflat.papers.library import find_cell
 from fedflat.papers.results import embedded_results
 from fedflat.text import parse
 
@@ -45,15 +45,20 @@ def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
     seconds, count = 0.0, 0
     unknown: dict[str, None] = {}
     for run in runs:
-        speed, sizes = speeds().get(run.config.model), dataset_sizes(run.config.data.dataset)
-        if speed is None:
+        run_seconds = gpu_seconds(run.config, run.rounds_left)
+        if run_seconds is not None:
+            seconds, count = seconds + run_seconds, count + 1
+        elif run.config.model not in speeds():
             unknown[f"speed of {run.config.model}"] = None
-        elif sizes is None:
-            unknown[f"size of {parse(run.config.data.dataset)[0].name}"] = None
         else:
-            gradients = _count_gradients(run.config, sizes, run.rounds_left)
-            seconds, count = seconds + gradients / speed, count + 1
+            unknown[f"size of {parse(run.config.data.dataset)[0].name}"] = None
     return GpuTime(seconds, count, tuple(unknown))
+
+
+def gpu_seconds(config: Config, rounds: int) -> float | None:
+    """Estimate how long a number of rounds takes; None if the speed of the model or the size of the data is unknown."""
+    speed, sizes = speeds().get(config.model), dataset_sizes(config.data.dataset)
+    return None if speed is None or sizes is None else _count_gradients(config, sizes, rounds) / speed
 
 
 @cache
@@ -65,8 +70,7 @@ def speeds() -> dict[str, float]:
     measured: dict[str, list[float]] = {}
     for result in embedded_results():
         key = next(iter(result.cells))  # any cell that the run measures; all share its model and dataset
-        table, _, name = key.partition("/")
-        config = paper_config(find_table(f"{result.paper}/{table}").cells[name], result)
+        config = paper_config(find_cell(result.paper, key), result)
         is_comparable = result.environment["hardware"] == HARDWARE and result.cost.seconds_per_round is not None
         sizes = dataset_sizes(config.data.dataset) if config else None
         has_paper_settings = result.kind == "paper"  # not tuned, and not measured with the authors' code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from fedflat.papers.cells import Cell
@@ -150,15 +151,21 @@ def shown_number(value: float | None, unit: str, signed: bool = False) -> str:
     return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
 
 
+def shown_values(values: Sequence[float], unit: str) -> str:
+    """Return the mean of values, with their standard deviation if there are several; empty without values."""
+    if not values:
+        return ""
+    mean = shown_number(fmean(values), unit)
+    return f"{mean} ± {shown_number(stdev(values), unit)}" if len(values) > 1 else mean
+
+
 def _outcome_row(outcome: CellOutcome) -> list[str]:
     """Return the outcome of a cell as texts, in the columns ``OUTCOME_COLUMNS``.
 
     A target that no seed reached in 1000 rounds is shown as ``1000+``.
     """
     unit = outcome.cell.unit
-    measured = shown_number(outcome.mean, unit)
-    if outcome.spread is not None:
-        measured += f" ± {shown_number(outcome.spread, unit)}"
+    measured = shown_values(outcome.values, unit)
     if outcome.unreached_in is not None:
         measured = f"{outcome.unreached_in}+"
     return [

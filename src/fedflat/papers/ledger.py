@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.papers.cells import Cell
-from fedflat.papers.document import outcome_rows, outcomes_document, shown_number
-from fedflat.papers.library import find_table, papers, slug
+from fedflat.papers.document import outcome_rows, outcomes_document, shown_values
+from fedflat.papers.library import find_cell, find_table, papers, slug
 from fedflat.papers.numbers import Gain
 from fedflat.papers.outcome import CellOutcome, RunNumber, gain_outcome, judge
-from fedflat.papers.plan import OTHER_SETTINGS, Deviations
+from fedflat.papers.plan import EVALUATION_INTERVAL, Deviations
 from fedflat.papers.protocol import protocol_hash, protocol_of
 from fedflat.papers.results import StoredResult, cell_key
 from fedflat.text import parse
@@ -42,7 +42,7 @@ LEDGER_COLUMNS = (
     "remark",
 )
 SUMMARY_COLUMNS = ("paper", "measured cells", "published cells", "with 3 seeds", "verdicts", "runs", "device minutes")
-UNKNOWN_PROTOCOL = Deviations(changed_settings=(OTHER_SETTINGS,))
+UNKNOWN_PROTOCOL = Deviations(changed_settings=("other settings",))
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class LedgerEntry:
     Attributes:
         cell: the cell.
         outcome: measured values and verdict.
-        by_seed: measured value by seed, only for seeds that have a value; empty for gains.
         released: numbers of the authors' code, one per seed.
         tuned: numbers with tuned hyperparameters, one per seed.
         notes: remarks on released and tuned numbers.
@@ -63,7 +62,6 @@ class LedgerEntry:
 
     cell: Cell
     outcome: CellOutcome
-    by_seed: Mapping[int, float] = field(default_factory=dict)
     released: tuple[float, ...] = ()
     tuned: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
@@ -99,7 +97,7 @@ class LedgerEntry:
     def row(self) -> list[str]:
         """Return the entry as texts, in the columns ``LEDGER_COLUMNS``."""
         name, published, measured, _, difference, _, verdict, remark = outcome_rows([self.outcome])[0]
-        others = [_shown_values(values, self.cell.unit) for values in (self.released, self.tuned)]
+        others = [shown_values(values, self.cell.unit) for values in (self.released, self.tuned)]
         minutes = f"{self.minutes:.1f}" if self.results else ""
         with_value = len(self.outcome.values)
         is_partial = 0 < with_value < self.seeds and "seeds" not in remark
@@ -123,7 +121,7 @@ class LedgerEntry:
         return {
             "table": self.cell.table,
             **outcomes_document([self.outcome])[0],
-            "by_seed": dict(self.by_seed),
+            "by_seed": dict(self.outcome.by_seed),
             "dataset": self.dataset,
             "released": list(self.released),
             "tuned": list(self.tuned),
@@ -141,20 +139,18 @@ class Ledger:
         measured: dict[Cell, list[StoredResult]] = {}  # the results that measure each cell
         for result in self.results:
             for key in result.cells:
-                table_name, _, cell_name = key.partition("/")
-                measured.setdefault(find_table(f"{result.paper}/{table_name}").cells[cell_name], []).append(result)
+                measured.setdefault(find_cell(result.paper, key), []).append(result)
         self.entries: list[LedgerEntry] = []
         measured_tables = {cell.table for cell in measured}
         all_tables = (table for paper in papers().values() for table in paper.tables.values())
         for table in (table for table in all_tables if table.full_name in measured_tables):
             entries = {cell: _entry(cell, measured[cell]) for cell in table.cells.values() if cell in measured}
-            # A gain has no runs itself; it is computed if both cells that it derives from are measured.
+            # A gain has no runs itself; a printed one is computed if both cells that it derives from are measured.
             for cell in table.cells.values():
-                if isinstance(cell.statistic, Gain):
-                    sources = [entries.get(source) for source in table.sources(cell)]
-                    if all(sources):
-                        minuend, subtrahend = (entry.outcome for entry in sources if entry is not None)
-                        entries[cell] = LedgerEntry(cell, gain_outcome(cell, cell.statistic, minuend, subtrahend))
+                if isinstance(cell.statistic, Gain) and cell.published is not None:
+                    sources = [entries[source].outcome for source in table.sources(cell) if source in entries]
+                    if len(sources) == 2:
+                        entries[cell] = LedgerEntry(cell, gain_outcome(cell, cell.statistic, *sources))
             self.entries += [entries[cell] for cell in table.cells.values() if cell in entries]
 
     def choose(
@@ -186,21 +182,15 @@ class Ledger:
             chosen = matching
         return chosen
 
-    def entry(self, paper: str, key: str) -> LedgerEntry | None:
-        """Return the entry of a cell by its paper and its key, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
-        for entry in self.entries:
-            if entry.cell.table.partition("/")[0] == paper and cell_key(entry.cell) == key:
-                return entry
-        return None
-
     def summary(self) -> list[list[str]]:
         """Return one row per paper and one for all, in the columns ``SUMMARY_COLUMNS``."""
+        measured = [entry for entry in self.entries if entry.outcome.verdict != "not run"]  # e.g. only released code
         rows = []
         for name, paper in papers().items():
             printed = sum(bool(cell.published) for table in paper.tables.values() for cell in table.cells.values())
-            entries = [entry for entry in self.entries if entry.cell.table.startswith(f"{name}/")]
+            entries = [entry for entry in measured if entry.cell.table.startswith(f"{name}/")]
             rows.append((name, entries, printed, [result for result in self.results if result.paper == name]))
-        rows.append(("all", self.entries, sum(row[2] for row in rows), list(self.results)))
+        rows.append(("all", measured, sum(row[2] for row in rows), list(self.results)))
         texts = []
         for name, entries, printed, results in rows:
             enough = sum(entry.seeds >= ENOUGH_SEEDS for entry in entries)
@@ -219,26 +209,20 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     experiments = _experiments(cell, own)
     found = [deviations_of(cell, result) for runs in experiments for result in runs]
     deviations = max(found, key=_severity, default=Deviations())
-    numbers = [[_run_number(cell, result) for result in runs] for runs in experiments]
-    numbers += [[]] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
+    numbers = [{result.seed: _run_number(cell, result) for result in runs} for runs in experiments]
+    numbers += [{}] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
     outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
     if own and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
-        values = tuple(number.value for runs in numbers for number in runs if number.value is not None)
+        values = _values(cell, experiments[0]) if len(experiments) == 1 else {}
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
-        outcome = CellOutcome(cell, values if len(experiments) == 1 else (), "ran", measured)
-    counted = max(experiments, key=lambda runs: _mean_number(cell, runs), default=[])
-    by_seed = {r.seed: v for r in counted if (v := r.cells[cell_key(cell)].measured) is not None}
+        outcome = CellOutcome(cell, values, "ran", measured)
+    counted = max(experiments, key=lambda runs: fmean(_values(cell, runs).values() or [-math.inf]), default=[])
     others = {kind: [r for r in results if r.kind == kind] for kind in ("released", "tuned")}
-    values_by_kind = {
-        kind: tuple(v for r in runs if (v := r.cells[cell_key(cell)].measured) is not None)
-        for kind, runs in others.items()
-    }
+    values_by_kind = {kind: tuple(_values(cell, runs).values()) for kind, runs in others.items()}
     notes = dict.fromkeys(
         f"{kind}: {note}" for kind, runs in others.items() for r in runs if (note := r.selection or r.reason)
     )
-    return LedgerEntry(
-        cell, outcome, by_seed, **values_by_kind, notes=tuple(notes), results=tuple(own), counted=tuple(counted)
-    )
+    return LedgerEntry(cell, outcome, **values_by_kind, notes=tuple(notes), results=tuple(own), counted=tuple(counted))
 
 
 def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[StoredResult]]:
@@ -269,7 +253,7 @@ def _one_per_seed(results: Sequence[StoredResult], config: Config | None) -> lis
 
 
 def _severity(deviations: Deviations) -> tuple[bool, bool, bool]:
-    """Rank deviations: none, another evaluation interval, fewer rounds, other settings."""
+    """Rank deviations: none, another evaluation interval, another number of rounds, other settings."""
     return deviations == UNKNOWN_PROTOCOL, deviations.rounds is not None, bool(deviations.changed_settings)
 
 
@@ -283,35 +267,27 @@ def deviations_of(cell: Cell, result: StoredResult) -> Deviations:
     if config is None:
         return UNKNOWN_PROTOCOL
     every, rounds = result.protocol["eval_every"], result.protocol["rounds"]
-    changed = () if every == config.evaluation.every else (f"evaluation.every={every}",)
-    return Deviations(rounds=rounds if rounds < config.training.rounds else None, changed_settings=changed)
+    changed = () if every == config.evaluation.every else (f"{EVALUATION_INTERVAL}{every}",)
+    return Deviations(rounds=None if rounds == config.training.rounds else rounds, changed_settings=changed)
 
 
 def paper_config(cell: Cell, result: StoredResult) -> Config | None:
     """Return the experiment of a cell that a result belongs to; None if it was run with other settings."""
-    may_differ = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "eval_final", "precision")}
+    may_differ = {key: result.protocol.get(key) for key in ("rounds", "eval_every", "precision")}
     for config in cell.configs:
         if protocol_hash(protocol_of(config) | may_differ) == result.protocol_hash:
             return config
     return None
 
 
-def _mean_number(cell: Cell, results: Sequence[StoredResult]) -> float:
-    """Return the mean of a cell's measured values over results; minus infinity if none has a value."""
-    values = [v for result in results if (v := result.cells[cell_key(cell)].measured) is not None]
-    return fmean(values) if values else -math.inf
+def _values(cell: Cell, results: Sequence[StoredResult]) -> dict[int, float]:
+    """Return the measured values of a cell by seed, without seeds that have none."""
+    values = {result.seed: result.cells[cell_key(cell)].measured for result in results}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _run_number(cell: Cell, result: StoredResult) -> RunNumber:
     return RunNumber(result.cells[cell_key(cell)].measured, result.status, int(result.protocol["rounds"]))
-
-
-def _shown_values(values: Sequence[float], unit: str) -> str:
-    """Return the mean of values, with their standard deviation if there are several; empty without values."""
-    if not values:
-        return ""
-    mean = shown_number(fmean(values), unit)
-    return f"{mean} ± {shown_number(stdev(values), unit)}" if len(values) > 1 else mean
 
 
 def _normal(dataset: str) -> str:

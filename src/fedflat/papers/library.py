@@ -231,6 +231,15 @@ def find_table(name: str) -> PaperTable:
     return table
 
 
+def find_cell(paper: str, key: str) -> Cell:
+    """Return a cell by its paper and its key, e.g. ``table2/fedavg/cifar10-lenet-5-accuracy``."""
+    table_name, _, name = key.partition("/")
+    table = find_table(f"{paper}/{table_name}")
+    if name not in table.cells:
+        raise one_of("cell", name, table.cells, owner=table.full_name)
+    return table.cells[name]
+
+
 def slug(text: str) -> str:
     """Return a label in the form that is used in the names of cells.
 

@@ -22,7 +22,6 @@ from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Gain, Last, Mean, ModelStatistic, Published, RoundsTo, Statistic
 from fedflat.papers.plan import Deviations, PlannedExperiment, ReproductionPlan
 from fedflat.papers.post_hoc import ModelQuery
-from fedflat.reporting.result import Result
 from fedflat.reporting.tables.summary import rounds_to, series, summarise
 
 Verdict = Literal["within", "above", "below", "censored", "not run", "diverged", "unjudged", "not printed", "ran"]
@@ -56,9 +55,10 @@ class MeasuredRun:
     @classmethod
     def of(cls, record: Record, model_statistics: Mapping[ModelQuery, float | str] | None = None) -> MeasuredRun:
         """Create it from the record of a run and the statistics measured on its models."""
-        metric, rounds = Result(record).metric, record.config.training.rounds
+        rounds = record.config.training.rounds
         clients = record.folder.partition().get("clients") if record.folder else None
-        return cls(record.history, metric, record.status, rounds, record.seconds, model_statistics or {}, clients)
+        statistics = model_statistics or {}
+        return cls(record.history, record.metric, record.status, rounds, record.seconds, statistics, clients)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class CellOutcome:
 
     Attributes:
         cell: the cell of the published table.
-        values: measured numbers in the paper's unit, one per seed that has a number.
+        by_seed: measured numbers in the paper's unit, by seed; only of seeds that have a number.
         verdict: for example ``within`` or ``not run``; ``ran`` if the runs deviate from the paper too much to judge.
         remark: the reason for the verdict, where it needs one.
         tolerance: how far the mean may lie from the published number; None if not computed.
@@ -98,13 +98,18 @@ class CellOutcome:
     """
 
     cell: Cell
-    values: tuple[float, ...]
+    by_seed: Mapping[int, float]
     verdict: Verdict
     remark: str = ""
     tolerance: float | None = None
     unreached_in: int | None = None
     stand_ins: tuple[str, ...] = ()
     seconds: float = 0.0
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The measured numbers."""
+        return tuple(self.by_seed.values())
 
     @property
     def mean(self) -> float | None:
@@ -229,9 +234,10 @@ def _outcome(plan: ReproductionPlan, measured: Runs, cell: Cell) -> CellOutcome:
         minuend, subtrahend = (_outcome(plan, measured, source) for source in plan.table.sources(cell))
         return gain_outcome(cell, cell.statistic, minuend, subtrahend)
     if cell.name in plan.not_runnable:
-        return CellOutcome(cell, (), "not run", plan.not_runnable[cell.name])
+        return CellOutcome(cell, {}, "not run", plan.not_runnable[cell.name])
     experiments = [
-        [number_of(cell, measured[run.folder]) for run in runs if run.folder in measured] for runs in plan.runs_of(cell)
+        {run.config.seed: number_of(cell, measured[run.folder]) for run in runs if run.folder in measured}
+        for runs in plan.runs_of(cell)
     ]
     return judge(cell, experiments, plan.deviations, len(plan.seeds))
 
@@ -251,35 +257,35 @@ def number_of(cell: Cell, run: MeasuredRun) -> RunNumber:
 
 
 def judge(
-    cell: Cell, experiments: Sequence[Sequence[RunNumber]], deviations: Deviations, planned_seeds: int
+    cell: Cell, experiments: Sequence[Mapping[int, RunNumber]], deviations: Deviations, planned_seeds: int
 ) -> CellOutcome:
     """Compare the numbers of a cell's runs with the published number.
 
     Args:
         cell: the cell.
-        experiments: one list per experiment of the cell, with the number of each run. If there are several, the paper
+        experiments: for each experiment of the cell, the number of each run by seed. If there are several, the paper
             reports the best accuracy among them, so the experiment with the highest mean is compared.
         deviations: how the runs deviate from the paper, which may rule out a verdict.
         planned_seeds: number of seeds of each experiment.
     """
-    runs = [run for experiment in experiments for run in experiment]
+    runs = [run for experiment in experiments for run in experiment.values()]
     if not all(experiments):  # an experiment without any measured run
-        return CellOutcome(cell, (), "not run")
+        return CellOutcome(cell, {}, "not run")
     if any(run.status not in ENDED_STATUSES for run in runs):
-        return CellOutcome(cell, (), "not run", "not finished; the same command resumes it")
+        return CellOutcome(cell, {}, "not run", "not finished; the same command resumes it")
     if all(run.status == "diverged" for run in runs):
         return _diverged_outcome(cell, deviations)
     reasons = [run.reason for run in runs if run.reason]  # why runs have no number
     if reasons:
-        return CellOutcome(cell, (), "not run", reasons[0])
+        return CellOutcome(cell, {}, "not run", reasons[0])
     values_by_experiment = [
-        tuple(run.value for run in experiment if run.value is not None) for experiment in experiments
+        {seed: run.value for seed, run in experiment.items() if run.value is not None} for experiment in experiments
     ]
-    values = max(values_by_experiment, key=lambda values: fmean(values) if values else -math.inf)
-    seeds = "" if len(values) == planned_seeds else f"{len(values)} of {planned_seeds} seeds"
-    never_reached_target = isinstance(cell.statistic, RoundsTo) and not values
+    by_seed = max(values_by_experiment, key=lambda values: fmean(values.values()) if values else -math.inf)
+    seeds = "" if len(by_seed) == planned_seeds else f"{len(by_seed)} of {planned_seeds} seeds"
+    never_reached_target = isinstance(cell.statistic, RoundsTo) and not by_seed
     unreached_in = max(run.rounds for run in runs) if never_reached_target else None
-    return replace(_judge_values(cell, values, seeds, deviations), unreached_in=unreached_in)
+    return replace(_judge_values(cell, by_seed, seeds, deviations), unreached_in=unreached_in)
 
 
 def _diverged_outcome(cell: Cell, deviations: Deviations) -> CellOutcome:
@@ -289,79 +295,79 @@ def _diverged_outcome(cell: Cell, deviations: Deviations) -> CellOutcome:
     It is ``ran`` if the runs deviate from the paper too much to judge.
     """
     if deviations.reason_for_no_verdict(cell):
-        return CellOutcome(cell, (), "ran", "diverged")
+        return CellOutcome(cell, {}, "ran", "diverged")
     if cell.published is not None and cell.published.value is None:  # printed as N/A
-        return CellOutcome(cell, (), "within", "diverged, as published")
-    return CellOutcome(cell, (), "diverged", "every seed")
+        return CellOutcome(cell, {}, "within", "diverged, as published")
+    return CellOutcome(cell, {}, "diverged", "every seed")
 
 
-def _judge_values(cell: Cell, values: tuple[float, ...], seeds: str, deviations: Deviations) -> CellOutcome:
+def _judge_values(cell: Cell, by_seed: Mapping[int, float], seeds: str, deviations: Deviations) -> CellOutcome:
     """Compare measured values with the published number.
 
     Args:
         cell: the cell.
-        values: one value per seed that has a number.
+        by_seed: the values of seeds that have a number.
         seeds: how many seeds these are, e.g. ``2 of 3 seeds``; empty if all.
         deviations: how the runs deviate from the paper.
     """
     published, no_verdict = cell.published, deviations.reason_for_no_verdict(cell)
-    rounds, paper_rounds = deviations.rounds, cell.configs[0].training.rounds
-    if rounds is not None and rounds < paper_rounds:
-        no_verdict = no_verdict or f"{rounds} rounds instead of {paper_rounds}"
     if no_verdict:
-        return CellOutcome(cell, values, "ran", no_verdict)
+        return CellOutcome(cell, by_seed, "ran", no_verdict)
     if isinstance(cell.statistic, RoundsTo) and (seeds or cell.is_unreached):
-        return _censored_outcome(cell, values, seeds)
+        return _censored_outcome(cell, by_seed, seeds)
     if published is None:
-        return CellOutcome(cell, values, "not printed")
+        return CellOutcome(cell, by_seed, "not printed")
     if published.value is None:  # printed as N/A
-        return CellOutcome(cell, values, "above", "published as not converging")
+        return CellOutcome(cell, by_seed, "above", "published as not converging")
     if isinstance(cell.statistic, ClientSeconds):
-        return CellOutcome(cell, values, "unjudged", "measured on another machine")
+        return CellOutcome(cell, by_seed, "unjudged", "measured on another machine")
+    values = list(by_seed.values())
     allowed = tolerance(published, values) if values else None
     if allowed is None:
         remark = "one seed and no published ±" if values else "no value could be computed"
-        return CellOutcome(cell, values, "unjudged", remark)
-    return CellOutcome(cell, values, _verdict(fmean(values) - published.value, allowed), seeds, allowed)
+        return CellOutcome(cell, by_seed, "unjudged", remark)
+    return CellOutcome(cell, by_seed, _verdict(fmean(values) - published.value, allowed), seeds, allowed)
 
 
-def _censored_outcome(cell: Cell, values: tuple[float, ...], seeds: str) -> CellOutcome:
+def _censored_outcome(cell: Cell, by_seed: Mapping[int, float], seeds: str) -> CellOutcome:
     """Return the outcome of rounds to a target that the paper, or some of our seeds, never reached.
 
     Args:
         cell: the cell.
-        values: rounds to the target, one per seed that reached it.
+        by_seed: rounds to the target of the seeds that reached it.
         seeds: how many seeds reached it, e.g. ``2 of 3 seeds``; empty if all.
     """
-    if cell.is_unreached and not values:
-        return CellOutcome(cell, values, "within", "never reached, as published")
+    if cell.is_unreached and not by_seed:
+        return CellOutcome(cell, by_seed, "within", "never reached, as published")
     if cell.is_unreached:
         by_seeds = f" by {seeds}" if seeds else ""
-        return CellOutcome(cell, values, "below", f"reached here{by_seeds}, but not in the paper")
-    return CellOutcome(cell, values, "censored", f"reached by {seeds} in {cell.configs[0].training.rounds} rounds")
+        return CellOutcome(cell, by_seed, "below", f"reached here{by_seeds}, but not in the paper")
+    return CellOutcome(cell, by_seed, "censored", f"reached by {seeds} in {cell.configs[0].training.rounds} rounds")
 
 
 def gain_outcome(cell: Cell, gain: Gain, minuend: CellOutcome, subtrahend: CellOutcome) -> CellOutcome:
     """Return the outcome of a gain, the difference of two cells.
 
-    It is computed seed by seed if both cells have the same number of values, otherwise from their means. A relative
-    gain is in per cent of the subtracted cell, an absolute one in points.
+    It is computed over the seeds for which both cells have a value. A relative gain is in per cent of the subtracted
+    cell, an absolute one in points.
     """
-    if minuend.mean is None or subtrahend.mean is None:
-        return CellOutcome(cell, (), "not run", minuend.remark or subtrahend.remark)
-    pairs = [(minuend.mean, subtrahend.mean)]
-    if len(minuend.values) == len(subtrahend.values):
-        pairs = list(zip(minuend.values, subtrahend.values, strict=True))
     points = 100.0 if minuend.cell.unit == "share" else 1.0  # converts shares to percentage points
-    values = tuple(100 * (a - b) / b if gain.relative else points * (a - b) for a, b in pairs if b)
-    if minuend.verdict == "ran":  # the runs deviate from the paper
-        return CellOutcome(cell, values, "ran", minuend.remark)
+    by_seed = {}
+    for seed, value in minuend.by_seed.items():
+        if baseline := subtrahend.by_seed.get(seed):
+            by_seed[seed] = 100 * (value - baseline) / baseline if gain.relative else points * (value - baseline)
+    remark = minuend.remark or subtrahend.remark
+    if not by_seed:
+        return CellOutcome(cell, {}, "not run", remark)
+    if "ran" in (minuend.verdict, subtrahend.verdict):  # runs deviate from the paper
+        return CellOutcome(cell, by_seed, "ran", remark)
     if cell.published is None or cell.published.value is None:
-        return CellOutcome(cell, values, "not printed")
-    allowed = tolerance(cell.published, values) if values else None
+        return CellOutcome(cell, by_seed, "not printed")
+    values = list(by_seed.values())
+    allowed = tolerance(cell.published, values)
     if allowed is None:
-        return CellOutcome(cell, values, "unjudged", minuend.remark)
-    return CellOutcome(cell, values, _verdict(fmean(values) - cell.published.value, allowed), "", allowed)
+        return CellOutcome(cell, by_seed, "unjudged", remark)
+    return CellOutcome(cell, by_seed, _verdict(fmean(values) - cell.published.value, allowed), "", allowed)
 
 
 def _verdict(difference: float, allowed: float) -> Verdict:

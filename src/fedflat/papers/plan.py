@@ -18,8 +18,7 @@ from fedflat.papers.small import CORRUPTIONS, small
 
 SMALL_SCALE = "small scale"
 """The remark on every outcome at small scale."""
-OTHER_SETTINGS = "other settings"
-"""The remark on outcomes of runs whose settings differ from the paper's."""
+EVALUATION_INTERVAL = "evaluation.every="
 
 
 def _unchanged(config: Config) -> Config:
@@ -28,7 +27,7 @@ def _unchanged(config: Config) -> Config:
 
 @dataclass(frozen=True)
 class Deviations:
-    """How runs deviate from the paper: small scale, fewer rounds, other settings; by default not at all.
+    """How runs deviate from the paper: small scale, other rounds, other settings; by default not at all.
 
     Attributes:
         small: run at small scale, where stand-ins replace large datasets and models.
@@ -59,15 +58,16 @@ class Deviations:
         """Return why the measured number of a cell cannot be compared with the published one; empty if it can."""
         if self.small:
             return SMALL_SCALE
+        others = [setting for setting in self.changed_settings if not setting.startswith(EVALUATION_INTERVAL)]
+        if others:
+            return ", ".join(others)
         # Statistics of the last model do not depend on how often models are evaluated.
-        uses_last_only = isinstance(cell.statistic, (Last, ModelStatistic))
-        for setting in self.changed_settings:
-            is_interval = setting.startswith("evaluation.every=")
-            if is_interval and not uses_last_only:
-                return f"evaluated every {setting.partition('=')[2]} rounds"
-            if not is_interval:
-                return OTHER_SETTINGS
-        return "other initial weights" if self.has_initial_weights and not cell.weights else ""
+        if self.changed_settings and not isinstance(cell.statistic, (Last, ModelStatistic)):
+            return f"evaluated every {self.changed_settings[-1].removeprefix(EVALUATION_INTERVAL)} rounds"
+        if self.has_initial_weights and not cell.weights:
+            return "other initial weights"
+        paper_rounds = cell.configs[0].training.rounds
+        return "" if self.rounds in (None, paper_rounds) else f"{self.rounds} rounds instead of {paper_rounds}"
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def make_plan(
             key,
             cells=tuple(dict.fromkeys(cell.name for cell, _ in uses[key])),
             stand_ins=tuple(dict.fromkeys(text for _, stand_ins in uses[key] for text in stand_ins)),
-            queries=tuple(dict.fromkeys(query for cell, _ in uses[key] if (query := _query(cell)) is not None)),
+            queries=tuple(dict.fromkeys(query for cell, _ in uses[key] if (query := model_query(cell)) is not None)),
         )
         for seed in seeds
         for key, config in configs.items()
@@ -151,7 +151,7 @@ def make_plan(
     return ReproductionPlan(table, tuple(cells), deviations, tuple(seeds), tuple(runs), not_runnable)
 
 
-def _query(cell: Cell) -> ModelQuery | None:
+def model_query(cell: Cell) -> ModelQuery | None:
     """Return what to measure on a model of a run for a cell; None if its number follows from the run's evaluations."""
     return ModelQuery(cell.statistic, cell.evaluated) if isinstance(cell.statistic, ModelStatistic) else None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -24,9 +25,9 @@ from fedflat.experiment.setup.problem import device_of
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
-from fedflat.papers.library import PaperTable, papers
+from fedflat.papers.library import PaperTable, find_cell, papers
 from fedflat.papers.outcome import MeasuredRun, number_of
-from fedflat.papers.plan import PlannedExperiment, ReproductionPlan
+from fedflat.papers.plan import PlannedExperiment, ReproductionPlan, model_query
 from fedflat.papers.protocol import ProtocolValues, protocol_hash, protocol_of
 from fedflat.papers.schema import PaperData
 from fedflat.reporting.tables.summary import series, summarise
@@ -115,17 +116,13 @@ class StoredResult(PaperData):
 
     def without_curves(self) -> StoredResult:
         """Return a copy with only what the ledger and the estimates of GPU time need."""
-        kept = ("rounds", "eval_every", "eval_final", "precision")
-        protocol = {key: self.protocol[key] for key in kept if key in self.protocol}
-        unneeded = {"metrics", "final", "curve", "curve_rounds", "protocol"}
+        unneeded_costs = {"backward_passes", "bytes_up", "bytes_down", "note"}
+        unneeded = dict.fromkeys(("metrics", "final", "curve", "curve_rounds"), True) | {"cost": unneeded_costs}
         values = self.model_dump(exclude=unneeded, exclude_unset=True)
-        values["cost"] = {
-            key: values["cost"][key]
-            for key in ("seconds", "seconds_per_round", "runs_at_once")
-            if key in values["cost"]
-        }
+        kept = ("rounds", "eval_every", "precision")
+        values["protocol"] = {key: value for key, value in self.protocol.items() if key in kept}
         values["environment"] = {"hardware": self.environment["hardware"]}
-        return StoredResult(**values, protocol=protocol)
+        return StoredResult(**values)
 
 
 def make_result(
@@ -187,22 +184,57 @@ def make_result(
     )
 
 
-def planned_result(
-    plan: ReproductionPlan, planned: PlannedExperiment, record: Record, run: MeasuredRun, runs_at_once: int
-) -> StoredResult:
-    """Return the stored result of a run that ``fedflat reproduce`` planned.
+def require_no_other_result(folder: Path, plan: ReproductionPlan) -> None:
+    """Raise a ``UserError`` if recording the planned runs would replace a result with other settings."""
+    create_folder(folder)
+    for planned in plan.runs:
+        path = folder / f"{_planned_experiment(plan, planned)[0]}-seed{planned.config.seed}.json"
+        if not path.exists():
+            continue
+        stored, protocol = read_result(path), protocol_of(planned.config)
+        if protocol["precision"] == "auto":  # decided when the run starts
+            protocol = protocol | {"precision": stored.protocol["precision"]}
+        if stored.protocol_hash != protocol_hash(protocol):
+            raise UserError(f"{path} holds a result with other settings; choose another folder for --record")
+
+
+def record_run(
+    folder: Path,
+    plan: ReproductionPlan,
+    planned: PlannedExperiment,
+    record: Record,
+    run: MeasuredRun,
+    runs_at_once: int,
+    is_new: bool,
+) -> None:
+    """Store the result of a run that ``fedflat reproduce`` planned.
 
     Args:
+        folder: the results folder.
         plan: the plan.
         planned: the run in the plan.
         record: the finished run.
         run: the same run with the statistics measured on its models.
         runs_at_once: runs that shared the device.
+        is_new: whether this command has done the run. An earlier run keeps its stored cost, environment and date.
     """
+    name, cells = _planned_experiment(plan, planned)
+    if record.status != "diverged":  # statistics of the model are measured for the chosen cells only
+        cells = [cell for cell in cells if model_query(cell) in (None, *run.model_statistics)]
+    result = make_result(name, cells, record, run, runs_at_once=runs_at_once)
+    path = folder / result.file
+    if not is_new and path.exists():
+        stored = read_result(path)
+        unchanged = {"cost": stored.cost, "environment": stored.environment, "date": stored.date}
+        result = result.model_copy(update={"cells": stored.cells | result.cells, **unchanged})
+    write_result(folder, result)
+
+
+def _planned_experiment(plan: ReproductionPlan, planned: PlannedExperiment) -> tuple[str, list[Cell]]:
+    """Return the name of a planned run's experiment, and all cells of the paper that the experiment measures."""
     configs = (config for name in planned.cells for config in plan.table.cells[name].configs)
     paper_config = next(config for config in configs if plan.key(config) == planned.key)
-    cells, name = cells_measured_by(plan.table, paper_config), experiment_name(plan.table, paper_config)
-    return make_result(name, cells, record, run, runs_at_once=runs_at_once)
+    return experiment_name(plan.table, paper_config), cells_measured_by(plan.table, paper_config)
 
 
 def write_result(folder: Path, result: StoredResult) -> Path:
@@ -227,14 +259,18 @@ def read_result(path: Path) -> StoredResult:
 
 
 def read_results(folder: Path) -> list[StoredResult]:
-    """Read every result below a folder; raises a ``UserError`` if one was changed, so that its hash is wrong."""
+    """Read every result below a folder; raises a ``UserError`` if one names an unknown cell or has another hash."""
     if not folder.is_dir():
         raise UserError(f"there is no results folder {folder}; fedflat reproduce ... --record {folder} creates it")
     results = {path: read_result(path) for path in sorted(folder.rglob("*.json"))}
     for path, result in results.items():
         try:
+            for key in result.cells:
+                find_cell(result.paper, key)
             # The protocol of released code has other keys; its hash is that of the study's file.
             is_intact = result.kind == "released" or protocol_hash(result.protocol) == result.protocol_hash
+        except UserError as error:
+            raise UserError(f"{path} is no stored result: {error}") from None
         except (KeyError, AttributeError):
             is_intact = False
         if not is_intact:
@@ -273,7 +309,7 @@ def cells_measured_by(table: PaperTable, config: Config) -> list[Cell]:
 
 
 def experiment_name(table: PaperTable, config: Config) -> str:
-    """Return the name of an experiment: its table, the common part of its columns, and its first row.
+    """Return the name of an experiment: its table, the words that its columns share, and its first row.
 
     >>> from fedflat.papers import find_table
     >>> table = find_table("fedswa/table2")
@@ -283,14 +319,16 @@ def experiment_name(table: PaperTable, config: Config) -> str:
     cells = [cell for cell in _cells_by_config(table.paper.name)[config] if cell.table == table.full_name]
     row = cells[0].name.split("/")[0]
     columns = [cell.name.split("/")[1].split("-") for cell in cells if cell.name.startswith(f"{row}/")]
-    common = []  # the words with which the names of all columns begin
-    for words in zip(*columns, strict=False):
-        if len(set(words)) > 1:
-            break
-        common.append(words[0])
+    start = _common_start(columns)
+    end = _common_start([words[len(start) :][::-1] for words in columns])[::-1]
     if len(cells[0].configs) > 1:  # the paper reports the best of several algorithms
         row = f"{row}.{folder_name(config.algorithm)}"
-    return f"{table.full_name}/{'-'.join(common or columns[0])}/{row}"
+    return f"{table.full_name}/{'-'.join([*start, *end] or columns[0])}/{row}"
+
+
+def _common_start(columns: list[list[str]]) -> list[str]:
+    """Return the words with which all lists of words begin."""
+    return [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*columns, strict=False))]
 
 
 @cache

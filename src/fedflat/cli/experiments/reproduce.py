@@ -51,7 +51,7 @@ def reproduce(
         "--cells", "cell pattern, e.g. 'fedmoswa/*'; repeatable [dim](default: all)[/dim]", [], metavar="PATTERN"
     ),
     rounds: int | None = typer.Option(
-        None, "--rounds", min=1, metavar="N", help="number of rounds; with fewer than in the paper, there is no verdict"
+        None, "--rounds", min=1, metavar="N", help="number of rounds; there is no verdict if it is not the paper's"
     ),
     seeds: str = SEEDS,
     scale: str = typer.Option(
@@ -112,10 +112,9 @@ def reproduce(
         measured, failure = _run(plan, jobs, silent, record)  # after a failure, finished runs are still shown
         outcomes = outcomes_of(plan, measured)
         all_outcomes += outcomes
-        chart = _write_chart(paper_table, outcomes, folder)
-        documents.append(_result_document(plan, work, outcomes, folder, chart))
+        documents.append(_result_document(plan, work, outcomes, folder, _write_chart(paper_table, outcomes, folder)))
         if not as_json:
-            _print_outcomes(plan, outcomes, folder, chart)
+            _print_outcomes(outcomes, documents[-1])
         if failure is not None:
             break
     if not dry_run:
@@ -160,9 +159,10 @@ def _deviations(small: bool, rounds: int | None, data_dir: Path | None, assignme
             assign(values, assignment)
         return config(values)
 
-    settings = {assignment: full_name(assignment.partition("=")[0]) for assignment in assignments}
-    changed = tuple(assignment for assignment, setting in settings.items() if not setting.startswith(NO_DEVIATIONS))
-    return Deviations(small, rounds, data_dir, apply_settings, changed, has_initial_weights="init" in settings.values())
+    parts = [assignment.partition("=") for assignment in assignments]
+    settings = {full_name(name): value for name, _, value in parts}
+    changed = tuple(f"{name}={value}" for name, value in settings.items() if not name.startswith(NO_DEVIATIONS))
+    return Deviations(small, rounds, data_dir, apply_settings, changed, has_initial_weights="init" in settings)
 
 
 def _folder_name(deviations: Deviations) -> str:
@@ -186,16 +186,19 @@ def _run(
     from fedflat.experiment.campaign.compare import run_each
     from fedflat.papers.outcome import MeasuredRun
     from fedflat.papers.post_hoc import measure
-    from fedflat.papers.results import planned_result, write_result
+    from fedflat.papers.results import record_run, require_no_other_result
 
+    if results_folder is not None:
+        require_no_other_result(results_folder, plan)
+    unfinished = [run for run in plan.runs if not run.done]
     if not plan.deviations.small:
-        config_by_dataset = {run.config.data.dataset: run.config for run in plan.runs if not run.done}
+        config_by_dataset = {run.config.data.dataset: run.config for run in unfinished}
         for config in config_by_dataset.values():
             fetch_if_missing(config, silent)
     measured: dict[Path, MeasuredRun] = {}
     runs = {run.folder: run for run in plan.runs}
     try:
-        with progress(silent, len(plan.runs), sum(run.done for run in plan.runs)) as display:
+        with progress(silent, len(plan.runs), len(plan.runs) - len(unfinished)) as display:
             for record in run_each([run.config for run in plan.runs], list(runs), (display,), jobs):
                 assert record.folder is not None
                 run = runs[record.folder.path]
@@ -203,7 +206,8 @@ def _run(
                 model_statistics = measure(record, run.queries, plan.deviations.small) if has_models else {}
                 measured[run.folder] = MeasuredRun.of(record, model_statistics)
                 if results_folder is not None:
-                    write_result(results_folder, planned_result(plan, run, record, measured[run.folder], jobs or 1))
+                    at_once = max(1, min(jobs or 1, len(unfinished)))
+                    record_run(results_folder, plan, run, record, measured[run.folder], at_once, run in unfinished)
                 display.count_run()
     except KeyboardInterrupt:
         finished = f"{len(measured)} of {len(plan.runs)} runs of {plan.table.full_name} finished"
@@ -320,12 +324,11 @@ def _write_chart(table: PaperTable, outcomes: Sequence[CellOutcome], folder: Pat
     return path
 
 
-def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], folder: Path, chart: Path | None) -> None:
+def _print_outcomes(outcomes: Sequence[CellOutcome], document: dict[str, Any]) -> None:
     """Print one row per cell, the rule for verdicts, how many cells have each verdict, and where the files are."""
     from rich.text import Text
 
     from fedflat.papers.document import OUTCOME_COLUMNS, outcome_rows
-    from fedflat.papers.pictures import picture_commands
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
     verdict_column = OUTCOME_COLUMNS.index("verdict")
@@ -335,16 +338,14 @@ def _print_outcomes(plan: ReproductionPlan, outcomes: Sequence[CellOutcome], fol
         coloured = Text(verdict, style=colours.get(verdict, ""))
         rows.append([*texts[:verdict_column], coloured, *texts[verdict_column + 1 :]])
     console = screen()
-    console.print()
-    console.print(table(OUTCOME_COLUMNS, rows, numeric=OUTCOME_COLUMNS[1:verdict_column]))
-    console.print()
-    console.print(_verdict_rule(plan), style="dim")
+    console.print("", table(OUTCOME_COLUMNS, rows, numeric=OUTCOME_COLUMNS[1:verdict_column]), "")
+    console.print(document["rule"], style="dim")
     counts = Counter(outcome.verdict for outcome in outcomes)
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    console.print(f"{plan.table.full_name}: {verdicts}", style="bold")
-    files = {"runs": folder} if chart is None else {"runs": folder, "chart": chart}
-    console.print(key_values(files))
-    for command in picture_commands(plan, folder):
+    console.print(f"{document['table']}: {verdicts}", style="bold")
+    files = {"runs": document["folder"], "chart": document["chart"]}
+    console.print(key_values({name: path for name, path in files.items() if path is not None}))
+    for command in document["pictures"]:
         console.print(f"picture: {command}", soft_wrap=True)
 
 
@@ -353,10 +354,10 @@ def _verdict_rule(plan: ReproductionPlan) -> str:
     if plan.deviations.small:
         stand_ins = "; ".join(_stand_ins(plan)) or "none"
         return f"Small scale checks the structure only; the numbers are meaningless. Stand-ins: {stand_ins}."
-    if plan.deviations.changed_settings and any(map(plan.deviations.reason_for_no_verdict, plan.cells)):
-        return f"No verdict for cells affected by changed settings ({', '.join(plan.deviations.changed_settings)})."
-    if plan.deviations.rounds is not None:
-        return f"No verdict for cells with more than {plan.deviations.rounds} published rounds."
+    sources = {source for cell in plan.cells for source in plan.table.sources(cell)}
+    reasons = sorted({plan.deviations.reason_for_no_verdict(cell) for cell in sources} - {""})
+    if reasons:
+        return f"No verdict for cells that deviate from the paper: {'; '.join(reasons)}."
     return (
         "within: the published number lies in the 95 % prediction interval for one more run. "
         "The interval follows from the published ± or from our variation over seeds, whichever is larger."
