@@ -19,8 +19,9 @@ from typing import ClassVar
 
 import fedflat
 from fedflat.bench.contender_process import PATIENCE, Contender, ContenderProcess, Failed, RoundTimes
-from fedflat.bench.machine import cpu_seconds, descendants, kill_group, kill_processes
+from fedflat.bench.machine import cpu_seconds, kill_group
 from fedflat.bench.setting import BenchmarkSetting
+from fedflat.operating_system import descendants, kill_processes
 
 FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
 """Environment variable of a simulator's processes: the folder with its description and the socket to report to."""

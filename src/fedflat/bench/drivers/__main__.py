@@ -10,9 +10,9 @@ from importlib import import_module
 
 from fedflat.bench.contender_process import NoMoreRounds
 from fedflat.bench.drivers import benchmark_folder
-from fedflat.bench.machine import descendants, kill_processes
 from fedflat.bench.peers import read_simulator
 from fedflat.errors import UserError
+from fedflat.operating_system import descendants, kill_processes
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
