@@ -120,9 +120,10 @@ class SimulatorProcess(ContenderProcess):
     The process of the simulator that knows when a round ends connects to this object's socket and reports it.
     """
 
+    contender: Simulator
+
     def __init__(self, contender: Simulator) -> None:
         self.contender = contender
-        self._simulator = contender
         self._folder = Path(tempfile.mkdtemp(prefix="fedflat-bench-"))
         write_simulator(contender, self._folder)
         # The environment has the simulator, but not fedflat: the driver uses the package of this process.
@@ -146,10 +147,10 @@ class SimulatorProcess(ContenderProcess):
         """Start the driver."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
         variables |= {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": str(self._folder)}
-        commands = self._simulator.environment / "bin"
+        commands = self.contender.environment / "bin"
         variables["PATH"] = f"{commands}{os.pathsep}{os.environ.get('PATH', '')}"
-        if self._simulator.threads is not None:
-            variables["OMP_NUM_THREADS"] = str(self._simulator.threads)
+        if self.contender.threads is not None:
+            variables["OMP_NUM_THREADS"] = str(self.contender.threads)
         self._start_time = time.perf_counter()
         with (self._folder / "log").open("wb") as log:
             return subprocess.Popen(
@@ -163,7 +164,7 @@ class SimulatorProcess(ContenderProcess):
             )
 
     def pause(self) -> None:
-        if self._simulator.pausable:
+        if self.contender.pausable:
             super().pause()
 
     def start_rounds(self, count: int) -> None:
