@@ -115,7 +115,10 @@ def test_a_driver_ends_with_its_paused_processes_if_the_measuring_process_is_kil
         time.sleep(100)
 
     def measure():
-        process = fork.Process(target=driver.main)
+        late = fork.Process(target=driver.main, args=(0,))  # as if its parent had been killed while it started
+        late.start()
+        late.join(scaled(5))
+        process = fork.Process(target=driver.main, args=(os.getpid(),))
         process.start()
         messages.recv()
         set_paused(process.pid, True)

@@ -154,7 +154,7 @@ class SimulatorProcess(ContenderProcess):
         self._start_time = time.perf_counter()
         with (self._folder / "log").open("wb") as log:
             return subprocess.Popen(
-                [commands / "python", "-m", "fedflat.bench.drivers"],
+                [commands / "python", "-m", "fedflat.bench.drivers", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

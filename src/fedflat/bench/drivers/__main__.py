@@ -17,8 +17,8 @@ from fedflat.operating_system import descendants, kill_processes
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def main() -> None:
-    """Run the driver, and end all processes that it started."""
+def main(measuring_process: int) -> None:
+    """Run the driver, and end all processes that it started; ``measuring_process`` is the id of this one's parent."""
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         # Processes that detach themselves stay descendants of this one, so that they can be paused and ended.
@@ -26,6 +26,8 @@ def main() -> None:
         # If the measuring process is killed, this one ends too, together with all that it started.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("the measuring process has ended"))
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != measuring_process:  # it was killed before the call above
+            sys.exit("the measuring process has ended")
     simulator = read_simulator(benchmark_folder())
     try:
         import_module(f"fedflat.bench.drivers.{simulator.key}").run(simulator)
@@ -38,4 +40,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))
