@@ -97,8 +97,11 @@ def test_a_peer_is_measured_in_another_process(environment, monkeypatch):
         pids = with_descendants(process.pid)
         assert len(pids) == 3, "the driver and the processes that it started"
         assert read_simulator(process._folder).clients == 6
+        process._connection.send(15)  # a round that takes long
     finally:
+        start = time.perf_counter()
         process.end()
+    assert time.perf_counter() - start < 10
     time.sleep(0.05)
     assert not {"S", "T", "R"} & {_state(pid) for pid in pids} and not process._folder.exists()
 

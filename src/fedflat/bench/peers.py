@@ -240,12 +240,12 @@ class SimulatorProcess(ContenderProcess):
         return (exceptions or logged or lines)[-1][:MAX_LOG_CHARACTERS]
 
     def end(self) -> None:
-        """Let the simulator end by itself, kill what is left of its processes, and delete its folder."""
+        """End the simulator, kill what is left of its processes, and delete its folder."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
             self._started |= descendants(self._process.pid)
-            self.resume()  # a paused process could not exit
+            self._process.terminate()  # the end of a round, or of the simulator, could take long
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
             self._kill()
