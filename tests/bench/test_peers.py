@@ -137,6 +137,29 @@ def test_a_driver_ends_with_its_paused_processes_if_the_measuring_process_is_kil
         messages.recv()
 
 
+def test_a_driver_ends_its_processes_even_if_it_is_terminated_while_it_does_so(tmp_path, monkeypatch):
+    write_simulator(Fluke(SMALL), tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    pids, kill = [], driver.kill_processes
+
+    def run(simulator):
+        pids.append(subprocess.Popen(["sleep", "100"], pass_fds=[inherited.fileno()]).pid)
+
+    def kill_after_signal(processes):
+        if pids and pids.pop():
+            os.kill(os.getpid(), signal.SIGTERM)
+        kill(processes)
+
+    messages, inherited = Pipe(duplex=False)
+    monkeypatch.setattr(driver, "import_module", lambda name: SimpleNamespace(run=run))
+    monkeypatch.setattr(driver, "kill_processes", kill_after_signal)
+    process = fork_context("this test").Process(target=driver.main, args=(os.getpid(),))
+    process.start()
+    inherited.close()
+    process.join()
+    assert messages.poll(scaled(10)), "the driver's process has survived"
+
+
 def _states(process):
     """The states of the processes of a simulator: S sleeping, T stopped."""
     time.sleep(0.1)
