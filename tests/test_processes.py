@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedflat import processes
+from fedflat.bench.machine import set_paused
 from fedflat.operating_system import process_masks
 from fedflat.processes import ChildDied, ChildProcess, close_children, wait_for_any
 
@@ -51,6 +52,15 @@ def sleep_with_a_child(pipe: Connection, inherited: Connection) -> None:
     sleep(pipe)
 
 
+def sleep_with_a_paused_grandchild(pipe: Connection, inherited: Connection) -> None:
+    """Fall asleep with a child whose own child is paused, as between the turns of a benchmark."""
+    processes._starter = None
+    child = ChildProcess(sleep_with_a_child, inherited, daemon=False)
+    child.receive()
+    set_paused(child.pid, True)
+    sleep(pipe)
+
+
 def leave(pipe: Connection) -> None:
     pipe.close()
 
@@ -76,7 +86,7 @@ def test_a_child_has_one_thread_its_own_environment_and_not_our_main_module(monk
 
 def test_a_child_ignores_interrupts_and_a_killed_one_is_reported_and_ends_its_own() -> None:
     ended, inherited = Pipe(duplex=False)
-    child = ChildProcess(sleep_with_a_child, inherited, daemon=False)
+    child = ChildProcess(sleep_with_a_paused_grandchild, inherited, daemon=False)
     inherited.close()
     assert child.receive() == "asleep"
     os.kill(child.pid, signal.SIGINT)
@@ -84,11 +94,11 @@ def test_a_child_ignores_interrupts_and_a_killed_one_is_reported_and_ends_its_ow
     assert not ended.poll(0.2)
     assert child.is_alive
     os.kill(child.pid, signal.SIGKILL)
+    assert ended.poll(scaled(20)), "a descendant still runs, or is paused"
     with pytest.raises(ChildDied, match="was killed, most likely because memory"):
         child.receive()
     child.send("nobody reads this")
     close_children([child])
-    assert ended.poll(scaled(20)), "the child's own child still runs"
 
 
 def test_a_child_that_leaves_is_reported() -> None:

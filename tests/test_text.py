@@ -122,6 +122,7 @@ def test_texts_are_respelled_and_paths_become_absolute(tmp_path, monkeypatch):
         "file(path=/a.npz)": "file(path=/a.npz)",
         "file(size=2)": "file(size=2)",
         "file(path=)": "file(path=)",
+        "file(path=~nobody-here/a.npz)": f"file(path={tmp_path}/~nobody-here/a.npz)",
     }
     assert {text: respell(text, {"file": File, "other": Choice}) for text in texts} == texts
 

@@ -12,9 +12,10 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedflat.errors import UserError
@@ -29,6 +30,7 @@ KEEPS_FREED_MEMORY = {"MIMALLOC_PURGE_DELAY": os.environ.get("MIMALLOC_PURGE_DEL
 
 mimalloc reads this environment variable when torch is loaded, so set it before a process starts.
 """
+PROC = Path("/proc")
 BINARY = getattr(os, "O_BINARY", 0)
 """Flag for ``os.open``: without it, Windows changes line ends."""
 
@@ -123,6 +125,49 @@ def keep_freed_memory() -> None:
             -1, MALLOC_THRESHOLD
         )  # M_TRIM_THRESHOLD of malloc.h; from now on, malloc chooses no threshold by itself
         mallopt(-3, MALLOC_THRESHOLD) or mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; old versions accept at most 32 MiB
+
+
+def descendants(root: int) -> dict[int, str]:
+    """The start times of a process's descendants, in clock ticks, by process id; empty except on Linux."""
+    if not sys.platform.startswith("linux"):
+        return {}
+    return {pid: _start_time(pid) for pid in with_descendants(root)[1:]}
+
+
+def kill_processes(processes: Mapping[int, str]) -> None:
+    """Kill the processes that :func:`descendants` listed; a later process with the same id has another start time."""
+    for pid, start_time in processes.items():
+        with suppress(ProcessLookupError, PermissionError):
+            if start_time and _start_time(pid) == start_time:
+                os.kill(pid, signal.SIGKILL)
+
+
+def with_descendants(root: int) -> list[int]:
+    """The process ids of a process and its descendants on Linux, starting with ``root`` itself."""
+    parents = {int(path.name): _parent(int(path.name)) for path in PROC.iterdir() if path.name.isdigit()}
+    pids = [root]
+    for pid in pids:  # the list grows while it is traversed
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids
+
+
+def process_stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` after the process's name: state, parent, ...; empty if it has exited."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    """The id of a process's parent, or 0 if the process itself has exited."""
+    fields = process_stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def _start_time(pid: int) -> str:
+    """The start time of a process, in clock ticks since the machine started; empty if it has exited."""
+    return (process_stat(pid)[19:20] or [""])[0]
 
 
 @contextmanager

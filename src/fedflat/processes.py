@@ -25,7 +25,14 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from fedflat.errors import UserError
-from fedflat.operating_system import cores_in_affinity_mask, interrupts_blocked, process_masks, set_process_masks
+from fedflat.operating_system import (
+    cores_in_affinity_mask,
+    descendants,
+    interrupts_blocked,
+    kill_processes,
+    process_masks,
+    set_process_masks,
+)
 from fedflat.registry import load_plugins, loaded_plugins
 
 PATIENCE = 5.0
@@ -138,13 +145,16 @@ def start_fork_server(environment: Mapping[str, str] | None = None) -> None:
 
 
 def end_with_parent() -> None:
-    """Let this child process end as soon as its parent has ended, even if the parent was killed."""
+    """Let this child process and its descendants end as soon as its parent has ended, even if that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
         parent.join()
-        os._exit(1)  # without cleaning up, which could wait for children or for locks
+        try:
+            kill_processes(descendants(os.getpid()))  # a benchmark may have paused them, so they cannot end themselves
+        finally:
+            os._exit(1)  # without cleaning up, which could wait for children or for locks
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from fedflat.errors import UserError, one_of
-from fedflat.text import folded
+from fedflat.text import absolute_path, folded
 
 T = TypeVar("T")
 PLUGINS_VARIABLE = "FEDFLAT_PLUGINS"
@@ -198,7 +198,7 @@ def load_plugins(paths: Iterable[str | Path]) -> None:
         UserError: a file does not exist, has the name of another module, or raises an error.
     """
     for path in paths:
-        _load(Path(path).expanduser().absolute())
+        _load(absolute_path(path))
 
 
 def load_recorded(run: Path, plugins: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -308,10 +309,18 @@ def _normalised(piece: str, path_parameters: Mapping[str, Any]) -> str:
     """Write ``parameter=value`` without spaces around ``=``, and with an absolute path if the value is a path."""
     name, equals, value = (part.strip() for part in piece.partition("="))
     if path_parameters.get(name):
-        path = Path(str(read_value(value))).expanduser().absolute()
+        path = absolute_path(str(read_value(value)))
         if path_parameters[name] is True or path.exists():
             value = write_value(str(path))
     return f"{name}{equals}{value}"
+
+
+def absolute_path(path: str | Path) -> Path:
+    """Make a path absolute, with the home directory for ``~``; an unknown one, as in ``~nobody``, stays as written."""
+    path = Path(path)
+    with suppress(RuntimeError):
+        path = path.expanduser()
+    return path.absolute()
 
 
 def choices(spec: object, name: str) -> tuple[Value, ...]:

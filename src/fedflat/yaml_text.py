@@ -10,6 +10,8 @@ import yaml
 MAX_DEPTH = 50
 MAX_NODES = 1_000_000
 """Values in a document after all aliases are replaced by what they stand for."""
+MERGE_TAG = "tag:yaml.org,2002:merge"
+"""Tag of the key in ``<<: *other``, which takes over the entries of another mapping."""
 _BASE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 
 
@@ -17,9 +19,11 @@ class _Loader(_BASE_LOADER):  # type: ignore[misc,valid-type]
     """A safe loader that rejects a key that is given twice, of which YAML would silently use the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         seen: set[Hashable] = set()
-        for key, (key_node, _) in zip(keys, node.value, strict=True):
+        for key_node, _ in node.value:
+            if key_node.tag == MERGE_TAG:  # keys of the merged mapping may be given again
+                continue
+            key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.MarkedYAMLError(problem=f"{key} is given twice", problem_mark=key_node.start_mark)
             if isinstance(key, Hashable):

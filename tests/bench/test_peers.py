@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +22,9 @@ from fedflat.bench import environments, peers
 from fedflat.bench.benchmark import Log, _installed_contenders
 from fedflat.bench.contender_process import Failed, RoundTimes
 from fedflat.bench.contenders import Fedflat, Plain
+from fedflat.bench.drivers import __main__ as driver
 from fedflat.bench.drivers import client_tensors, local_epochs, participation, plain_loop
-from fedflat.bench.machine import with_descendants
+from fedflat.bench.machine import set_paused
 from fedflat.bench.peers import (
     FOLDER_VARIABLE,
     SIMULATORS,
@@ -36,6 +41,8 @@ from fedflat.bench.setting import BenchmarkSetting
 from fedflat.bench.setups import SETUPS
 from fedflat.cli.application import app
 from fedflat.errors import UserError
+from fedflat.operating_system import fork_context, with_descendants
+from tests.time_limits import scaled
 
 SMALL = BenchmarkSetting(
     "mlp(hidden=4)", "random(size=60,side=4)", clients_per_round=2, local_steps=2, batch_size=5, device="cpu"
@@ -85,15 +92,72 @@ def test_a_peer_is_measured_in_another_process(environment, monkeypatch):
         assert _states(process) == "SSS", "Flower's processes must answer each other's heartbeats"
         monkeypatch.setattr(Flower, "pausable", True)
         process.pause()
-        assert _states(process) == "TTT"
+        assert _states(process) == "STT", "the driver can react if this process is killed"
         process.resume()
         pids = with_descendants(process.pid)
         assert len(pids) == 3, "the driver and the processes that it started"
         assert read_simulator(process._folder).clients == 6
+        process._connection.send(15)  # a round that takes long
     finally:
+        start = time.perf_counter()
         process.end()
+    assert time.perf_counter() - start < 10
     time.sleep(0.05)
     assert not {"S", "T", "R"} & {_state(pid) for pid in pids} and not process._folder.exists()
+
+
+def test_a_driver_ends_with_its_paused_processes_if_the_measuring_process_is_killed(tmp_path, monkeypatch):
+    write_simulator(Fluke(SMALL), tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    messages, inherited = Pipe(duplex=False)
+    fork = fork_context("this test")
+
+    def run(simulator):
+        subprocess.Popen(["sleep", "100"], pass_fds=[inherited.fileno()])
+        inherited.send("started")
+        time.sleep(100)
+
+    def measure():
+        late = fork.Process(target=driver.main, args=(0,))  # as if its parent had been killed while it started
+        late.start()
+        late.join(scaled(5))
+        process = fork.Process(target=driver.main, args=(os.getpid(),))
+        process.start()
+        messages.recv()
+        set_paused(process.pid, True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(driver, "import_module", lambda name: SimpleNamespace(run=run))
+    measuring = fork.Process(target=measure)
+    measuring.start()
+    inherited.close()
+    measuring.join()
+    assert messages.poll(scaled(10)), "the driver or its process has survived"
+    with pytest.raises(EOFError):
+        messages.recv()
+
+
+def test_a_driver_ends_its_processes_even_if_it_is_terminated_while_it_does_so(tmp_path, monkeypatch):
+    write_simulator(Fluke(SMALL), tmp_path)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    pids, kill = [], driver.kill_processes
+
+    def run(simulator):
+        pids.append(subprocess.Popen(["sleep", "100"], pass_fds=[inherited.fileno()]).pid)
+
+    def kill_after_signal(processes):
+        if pids and pids.pop():
+            os.kill(os.getpid(), signal.SIGTERM)
+        kill(processes)
+
+    messages, inherited = Pipe(duplex=False)
+    monkeypatch.setattr(driver, "import_module", lambda name: SimpleNamespace(run=run))
+    monkeypatch.setattr(driver, "kill_processes", kill_after_signal)
+    process = fork_context("this test").Process(target=driver.main, args=(os.getpid(),))
+    process.start()
+    inherited.close()
+    process.join()
+    assert messages.poll(scaled(10)), "the driver's process has survived"
 
 
 def _states(process):

@@ -278,8 +278,9 @@ def test_yaml_traps_are_rejected(text: str, message: str) -> None:
         load_yaml(text)
 
 
-def test_yaml_aliases_are_allowed() -> None:
+def test_yaml_aliases_and_merged_keys_are_allowed() -> None:
     assert load_yaml("a: &a [1, 2]\nb: *a\n") == {"a": [1, 2], "b": [1, 2]}
+    assert load_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n")["b"] == {"x": 1, "y": 3}
 
 
 def test_damaged_weights_are_reported(workspace: Path, tmp_path: Path) -> None:

@@ -83,7 +83,6 @@ class SwaState(AverageState):
     """
 
     def __init__(self, spec: Swa, start: int, cycle: int) -> None:
-        """Start without a mean, which ``before_round`` sets in round ``start``; capture every ``cycle`` rounds."""
         self.spec, self.start, self.cycle = spec, start, cycle
         self.mean: Tensor | None = None
         self.captured = 0

@@ -167,8 +167,6 @@ def _measure_in_turns(request: Request, log: Log) -> list[ContenderResult]:
         times_by_turn, loads = _take_turns(ready, request.rounds, log)
         counted = quiet_turns(loads)
         _note_load(loads, counted, log)
-        for process in processes:
-            process.resume()  # so that they can end
         results = []
         for process, turns in times_by_turn.items():
             seconds_per_round = list(itertools.chain.from_iterable(turns[turn].seconds for turn in counted))

@@ -6,18 +6,16 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedflat.operating_system import PROC, descendants, process_stat, with_descendants
 from fedflat.processes import available_cores
 
 PACKAGES = ("fedflat", "torch", "numpy", "ray")
-PROC = Path("/proc")
 
 
 def hardware() -> dict[str, Any]:
@@ -61,7 +59,7 @@ def cpu_seconds(root: int) -> float | None:
     """Return the CPU time, user and system, of a process and its descendants so far; None if unknown."""
     if not sys.platform.startswith("linux"):
         return None
-    return sum(_used_ticks(PROC / str(pid)) for pid in with_descendants(root)) / os.sysconf("SC_CLK_TCK")
+    return sum(_used_ticks(pid) for pid in with_descendants(root)) / os.sysconf("SC_CLK_TCK")
 
 
 class Load:
@@ -86,32 +84,18 @@ class Load:
         first_line = (PROC / "stat").read_text().splitlines()[0]  # cpu user nice system idle iowait irq softirq steal
         ticks = [int(word) for word in first_line.split()[1:9]]
         idle = ticks[3] + ticks[4]
-        used_here = sum(_used_ticks(PROC / str(pid)) for pid in with_descendants(os.getpid()))
+        used_here = sum(_used_ticks(pid) for pid in with_descendants(os.getpid()))
         return sum(ticks), sum(ticks) - idle, used_here
 
 
 def set_paused(root: int, paused: bool) -> None:
-    """Suspend or continue a process and its descendants; does nothing except on Linux."""
-    if not sys.platform.startswith("linux"):
-        return
-    for pid in with_descendants(root):
+    """Suspend or continue the descendants of a process; does nothing except on Linux.
+
+    The process itself keeps running, so that it can kill its descendants if this process is killed.
+    """
+    for pid in descendants(root):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGSTOP if paused else signal.SIGCONT)
-
-
-def descendants(root: int) -> dict[int, str]:
-    """Return the start times of a process's descendants, in clock ticks, by process id; empty except on Linux."""
-    if not sys.platform.startswith("linux"):
-        return {}
-    return {pid: _start_time(pid) for pid in with_descendants(root)[1:]}
-
-
-def kill_processes(processes: Mapping[int, str]) -> None:
-    """Kill the processes that :func:`descendants` listed; a later process with the same id has another start time."""
-    for pid, start_time in processes.items():
-        with suppress(ProcessLookupError, PermissionError):
-            if start_time and _start_time(pid) == start_time:
-                os.kill(pid, signal.SIGKILL)
 
 
 def kill_group(leader: int) -> None:
@@ -121,37 +105,9 @@ def kill_group(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
 
 
-def with_descendants(root: int) -> list[int]:
-    """Return the process ids of a process and its descendants, starting with ``root`` itself."""
-    parents = {int(path.name): _parent(path) for path in PROC.iterdir() if path.name.isdigit()}
-    pids = [root]
-    for pid in pids:  # the list grows while it is traversed
-        pids += [child for child, parent in parents.items() if parent == pid]
-    return pids
-
-
-def _parent(process: Path) -> int:
-    """The id of a process's parent, or 0 if the process itself has exited."""
-    fields = _stat(process)
-    return int(fields[1]) if fields else 0
-
-
-def _start_time(pid: int) -> str:
-    """The start time of a process, in clock ticks since the machine started; empty if it has exited."""
-    return (_stat(PROC / str(pid))[19:20] or [""])[0]
-
-
-def _used_ticks(process: Path) -> int:
+def _used_ticks(pid: int) -> int:
     """Clock ticks used by a process and by children that it has waited for (utime, stime, cutime and cstime)."""
-    return sum(int(word) for word in _stat(process)[11:15])
-
-
-def _stat(process: Path) -> list[str]:
-    """The fields of ``/proc/PID/stat`` after the process's name: state, parent, ...; empty if it has exited."""
-    try:
-        return (process / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return sum(int(word) for word in process_stat(pid)[11:15])
 
 
 def _memory_status(pid: int) -> dict[str, int]:

@@ -19,8 +19,9 @@ from typing import ClassVar
 
 import fedflat
 from fedflat.bench.contender_process import PATIENCE, Contender, ContenderProcess, Failed, RoundTimes
-from fedflat.bench.machine import cpu_seconds, descendants, kill_group, kill_processes
+from fedflat.bench.machine import cpu_seconds, kill_group
 from fedflat.bench.setting import BenchmarkSetting
+from fedflat.operating_system import descendants, kill_processes
 
 FOLDER_VARIABLE = "FEDFLAT_BENCH_FOLDER"
 """Environment variable of a simulator's processes: the folder with its description and the socket to report to."""
@@ -119,9 +120,10 @@ class SimulatorProcess(ContenderProcess):
     The process of the simulator that knows when a round ends connects to this object's socket and reports it.
     """
 
+    contender: Simulator
+
     def __init__(self, contender: Simulator) -> None:
         self.contender = contender
-        self._simulator = contender
         self._folder = Path(tempfile.mkdtemp(prefix="fedflat-bench-"))
         write_simulator(contender, self._folder)
         # The environment has the simulator, but not fedflat: the driver uses the package of this process.
@@ -145,14 +147,14 @@ class SimulatorProcess(ContenderProcess):
         """Start the driver."""
         variables = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
         variables |= {FOLDER_VARIABLE: str(self._folder), "PYTHONPATH": str(self._folder)}
-        commands = self._simulator.environment / "bin"
+        commands = self.contender.environment / "bin"
         variables["PATH"] = f"{commands}{os.pathsep}{os.environ.get('PATH', '')}"
-        if self._simulator.threads is not None:
-            variables["OMP_NUM_THREADS"] = str(self._simulator.threads)
+        if self.contender.threads is not None:
+            variables["OMP_NUM_THREADS"] = str(self.contender.threads)
         self._start_time = time.perf_counter()
         with (self._folder / "log").open("wb") as log:
             return subprocess.Popen(
-                [commands / "python", "-m", "fedflat.bench.drivers"],
+                [commands / "python", "-m", "fedflat.bench.drivers", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -162,7 +164,7 @@ class SimulatorProcess(ContenderProcess):
             )
 
     def pause(self) -> None:
-        if self._simulator.pausable:
+        if self.contender.pausable:
             super().pause()
 
     def start_rounds(self, count: int) -> None:
@@ -238,12 +240,12 @@ class SimulatorProcess(ContenderProcess):
         return (exceptions or logged or lines)[-1][:MAX_LOG_CHARACTERS]
 
     def end(self) -> None:
-        """Let the simulator end by itself, kill what is left of its processes, and delete its folder."""
+        """End the simulator, kill what is left of its processes, and delete its folder."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
             self._started |= descendants(self._process.pid)
-            self.resume()  # a paused process could not exit
+            self._process.terminate()  # the end of a round, or of the simulator, could take long
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(PATIENCE)
             self._kill()

@@ -23,7 +23,7 @@ from fedflat.setting_names import (
     suggest_setting,
     unknown_setting,
 )
-from fedflat.text import respell
+from fedflat.text import absolute_path, respell
 
 FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
@@ -89,7 +89,7 @@ class DataSettings(SettingsGroup):
     @field_validator("dir")
     @classmethod
     def _absolute_dir(cls, folder: Path | None) -> Path | None:
-        return None if folder is None else folder.expanduser().absolute()
+        return None if folder is None else absolute_path(folder)
 
 
 class TrainingSettings(SettingsGroup):
@@ -285,7 +285,7 @@ class Config(SettingsGroup):
     @field_validator("init")
     @classmethod
     def _absolute_init(cls, path: Path | None) -> Path | None:
-        return None if path is None else path.expanduser().absolute()
+        return None if path is None else absolute_path(path)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Config:

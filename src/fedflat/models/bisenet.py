@@ -49,15 +49,7 @@ class BilateralNetwork(nn.Module):
     def __init__(
         self, channels: int, classes: int, scale_channels: Callable[[int], int], norm: MakeNorm, auxiliary: bool
     ) -> None:
-        """Build both branches and the heads (table 1 of the paper).
-
-        Args:
-            channels: channels of the images.
-            classes: number of classes.
-            scale_channels: maps a channel count of the paper to that of this network.
-            norm: makes a normalisation layer for a number of channels.
-            auxiliary: whether there are auxiliary heads.
-        """
+        """Build both branches and the heads; ``scale_channels`` maps channel counts of table 1 to this network's."""
         super().__init__()
         c16, c32, c64, c128 = (scale_channels(count) for count in (16, 32, 64, 128))
         self.detail = nn.Sequential(
@@ -95,14 +87,7 @@ class Stem(nn.Module):
     """Downsamples by 4 on two paths, convolution and pooling (figure 4a)."""
 
     def __init__(self, inputs: int, outputs: int, bottleneck: int, norm: MakeNorm) -> None:
-        """Build the stem.
-
-        Args:
-            inputs: channels of the images.
-            outputs: channels of the result.
-            bottleneck: channels inside the convolutional path.
-            norm: makes a normalisation layer for a number of channels.
-        """
+        """Build the stem, whose convolutional path has ``bottleneck`` channels in between."""
         super().__init__()
         self.first = convolution(inputs, outputs, norm, stride=2)
         self.left = nn.Sequential(
@@ -125,14 +110,7 @@ class Expansion(nn.Module):
     """
 
     def __init__(self, inputs: int, outputs: int, norm: MakeNorm, stride: int = 1) -> None:
-        """Build the layer.
-
-        Args:
-            inputs: number of input channels.
-            outputs: number of output channels, equal to ``inputs`` with stride 1.
-            norm: makes a normalisation layer for a number of channels.
-            stride: 1, or 2 to halve height and width.
-        """
+        """Build the layer with stride 1, where ``outputs`` must equal ``inputs``, or with stride 2."""
         super().__init__()
         expanded = EXPANSION * inputs
         # nn.Identity has no parameters; it keeps the parameter names independent of the stride.
@@ -158,7 +136,7 @@ class ContextEmbedding(nn.Module):
     """Adds the global mean to every position (figure 4b)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
-        """Build the layers: ``whole`` acts on the global mean, ``last`` on the sum; ``norm`` makes a normalisation."""
+        """Build the layers: ``whole`` acts on the global mean, ``last`` on the sum."""
         super().__init__()
         self.whole = nn.Sequential(norm(channels), convolution(channels, channels, norm, kernel=1))
         self.last = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -174,10 +152,7 @@ class GuidedAggregation(nn.Module):
     """Bilateral guided aggregation: each branch gates the other, then both are added (figure 6)."""
 
     def __init__(self, channels: int, norm: MakeNorm) -> None:
-        """Build for each branch a path that keeps its resolution and one that changes it to the other's.
-
-        ``norm`` makes a normalisation layer for a number of channels.
-        """
+        """Build for each branch a path that keeps its resolution and one that changes it to the other's."""
         super().__init__()
         self.detail_kept = nn.Sequential(depthwise(channels, channels, norm), projection(channels, channels))
         self.detail_shrunk = nn.Sequential(

@@ -44,10 +44,7 @@ class Layout:
 
     @classmethod
     def of_buffers(cls, model: nn.Module, without: Collection[str] = ()) -> Layout:
-        """Return the layout of a model's floating-point buffers, e.g. BatchNorm statistics, except those ``without``.
-
-        ``without`` are names of buffers to leave out.
-        """
+        """Return the layout of a model's floating-point buffers, except the names in ``without``."""
         return cls.of({name: b for name, b in model.named_buffers() if b.is_floating_point() and name not in without})
 
     @property

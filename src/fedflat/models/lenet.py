@@ -52,12 +52,7 @@ def _two_convolutions(
 ) -> nn.Module:
     """Build two 5x5 convolutions, each with ReLU and max-pooling, two hidden layers and a classifier.
 
-    Args:
-        input_shape: channels, height and width of an image.
-        channels: output channels of the convolutions.
-        padding: padding of the first convolution in pixels.
-        hidden: units of the hidden layers.
-        classes: number of classes.
+    Only the first convolution is padded.
     """
     first, second = channels
     height, width = (_pooled_side(side + 2 * padding) for side in input_shape[1:])

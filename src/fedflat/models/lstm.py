@@ -40,10 +40,7 @@ class CharLstm(ModelSpec):
         require_sequence(self.name, input_shape)
 
     def network(self, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Build the network for a vocabulary of ``classes`` characters, which are both inputs and predictions.
-
-        With the option ``fused``, layers use torch's kernel, which is faster for small batches.
-        """
+        """Build the network for a vocabulary of ``classes`` characters, which are both inputs and predictions."""
         recurrent: list[nn.Module] = []
         for layer in range(self.layers):
             inputs = self.embedding if layer == 0 else self.hidden
@@ -58,7 +55,6 @@ class CharacterNetwork(nn.Module):
     """Maps characters [batch, length] int64 to logits [batch, length, vocabulary]; LSTM states start at zero."""
 
     def __init__(self, embedding: nn.Embedding, recurrent: list[nn.Module], classifier: nn.Module, tanh: bool) -> None:
-        """Chain embedding, recurrent layers and classifier; ``tanh`` adds a tanh after each recurrent layer."""
         super().__init__()
         self.embedding = embedding
         self.recurrent = nn.ModuleList(recurrent)
@@ -83,12 +79,7 @@ class UnrolledLstm(nn.Module):
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
-        """Draw the parameters uniformly from -1/sqrt(hidden) to 1/sqrt(hidden), as ``nn.LSTM`` does.
-
-        Args:
-            inputs: dimensions of each input vector.
-            hidden: dimensions of the states.
-        """
+        """Draw the parameters uniformly from -1/sqrt(hidden) to 1/sqrt(hidden), as ``nn.LSTM`` does."""
         super().__init__()
         self.hidden = hidden
         bound = 1 / math.sqrt(hidden)

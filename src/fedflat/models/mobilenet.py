@@ -58,11 +58,7 @@ class MobileNetV2(NormalisedModelSpec):
     def _block(self, inputs: int, outputs: int, expansion: int, stride: int) -> nn.Module:
         """Build an inverted residual block: expand the channels, filter each of them, project to ``outputs`` channels.
 
-        Args:
-            inputs: number of input channels.
-            outputs: number of output channels.
-            expansion: factor by which the channels are expanded; 1 skips the expansion.
-            stride: stride of the filters; a block that keeps the shape adds its input to its output.
+        A block that keeps the shape adds its input to its output.
         """
         expanded = inputs * expansion
         layers = [self._conv_norm_relu(inputs, expanded, 1)] if expansion > 1 else []
@@ -91,7 +87,6 @@ class MobileNetwork(nn.Module):
     """Maps images [n, channels, height, width] to logits [n, classes]: features, global mean, linear classifier."""
 
     def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
-        """Combine convolutional features with a classifier of their spatial mean."""
         super().__init__()
         self.features = features
         self.classifier = classifier
@@ -107,7 +102,6 @@ class InvertedResidual(nn.Module):
     """Applies ``branch``, which expands the channels, filters each and projects; adds the input if ``residual``."""
 
     def __init__(self, branch: nn.Module, residual: bool) -> None:
-        """Store the branch; ``residual`` says whether to add its input to its output, which needs equal shapes."""
         super().__init__()
         self.branch = branch
         self.residual = residual

@@ -76,16 +76,7 @@ class ResidualNetwork(nn.Module):
     def __init__(
         self, stem: nn.Module, widths: tuple[int, ...], depth: int, norm: MakeNorm, shortcut: MakeShortcut, classes: int
     ) -> None:
-        """Build the network.
-
-        Args:
-            stem: maps images to features with ``widths[0]`` channels.
-            widths: channels of each stage.
-            depth: basic blocks per stage.
-            norm: makes a normalisation layer.
-            shortcut: makes the shortcut of a block that changes the shape.
-            classes: number of classes.
-        """
+        """Build a stage of ``depth`` blocks for each of ``widths``; ``stem`` has ``widths[0]`` output channels."""
         super().__init__()
         blocks, inputs = [], widths[0]
         for stage, outputs in enumerate(widths):
@@ -108,15 +99,7 @@ class BasicBlock(nn.Module):
     """``relu(shortcut(x) + norm(conv(relu(norm(conv(x))))))`` with 3x3 convolutions."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: MakeNorm, shortcut: MakeShortcut) -> None:
-        """Build a block.
-
-        Args:
-            inputs: number of input channels.
-            outputs: number of output channels.
-            stride: 1, or 2 to halve height and width.
-            norm: makes a normalisation layer for a number of channels.
-            shortcut: makes the shortcut; used only if the shape changes.
-        """
+        """Build a block with stride 1 or 2; ``shortcut`` is used only if the shape changes."""
         super().__init__()
         self.residual = nn.Sequential(
             Conv3x3(inputs, outputs, stride), norm(outputs), nn.ReLU(), Conv3x3(outputs, outputs), norm(outputs)

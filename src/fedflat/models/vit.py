@@ -99,14 +99,7 @@ class VisionTransformer(nn.Module):
     """Maps images [n, channels, height, width] to logits [n, classes]."""
 
     def __init__(self, spec: VisionTransformerSpec, channels: int, grid: tuple[int, int], classes: int) -> None:
-        """Build the network.
-
-        Args:
-            spec: patch size, width, depth, heads and the ratio of MLP units to width.
-            channels: channels of the images.
-            grid: number of patch rows and columns.
-            classes: number of classes.
-        """
+        """Build the network for images with ``grid`` rows and columns of patches."""
         super().__init__()
         self.grid = grid
         rows, columns = grid
@@ -160,7 +153,6 @@ class Block(nn.Module):
     """A pre-norm transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
-        """Build a block for tokens of ``width`` dimensions, with ``heads`` attention heads and ``hidden`` MLP units."""
         super().__init__()
         self.norm1 = nn.LayerNorm(width, EPSILON)
         self.attn = Attention(width, heads)
@@ -178,7 +170,6 @@ class Attention(nn.Module):
     """Multi-head attention softmax(q k^T / sqrt(d)) v; one linear layer computes q, k and v, as in timm."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Build attention with ``heads`` heads of ``width / heads`` dimensions."""
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
@@ -197,7 +188,6 @@ class FeedForward(nn.Module):
     """Two linear layers with the exact GELU in between."""
 
     def __init__(self, width: int, hidden: int) -> None:
-        """Build layers from ``width`` to ``hidden`` units and back."""
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)

@@ -128,7 +128,7 @@ def _model_difference(a: Trajectory, b: Trajectory) -> str | None:
 
 
 def _passes_are_declared(tested: CheckedAlgorithm) -> str | None:
-    """Check that local steps compute as many gradients as the slots declare; returns the violation, or None."""
+    """Check that local steps compute as many gradients as the slots declare."""
     drift, perturbation = tested.algorithm.drift, tested.algorithm.perturbation
     declared = tested.algorithm.backward_passes
     before_steps = (drift.full_gradient != "none") + (perturbation.pilot_batches > 0)  # clients have a single batch
@@ -144,7 +144,7 @@ def _passes_are_declared(tested: CheckedAlgorithm) -> str | None:
 
 
 def _is_deterministic(tested: CheckedAlgorithm) -> str | None:
-    """Check that two runs with the same seed end with the same model; returns the violation, or None."""
+    """Check that two runs with the same seed end with the same model."""
     first, second = tested.trajectory.x[-1], run_rounds(tested.algorithm, EQUAL, COHORTS).x[-1]
     if torch.equal(first, second):
         return None
@@ -152,7 +152,7 @@ def _is_deterministic(tested: CheckedAlgorithm) -> str | None:
 
 
 def _stays_finite(tested: CheckedAlgorithm) -> str | None:
-    """Check that server models stay finite at a small learning rate; returns the violation, or None."""
+    """Check that server models stay finite at a small learning rate."""
     for round, x in enumerate(run_rounds(tested.algorithm, Quadratics(), COHORTS * 5, lr=0.01).x):
         if not bool(x.isfinite().all()):
             return f"the model is not finite after round {round}, at lr=0.01"
@@ -160,12 +160,12 @@ def _stays_finite(tested: CheckedAlgorithm) -> str | None:
 
 
 def _engines_agree(tested: CheckedAlgorithm) -> str | None:
-    """Check that the CPU's and the GPU's engine compute the same models; returns the violation, or None."""
+    """Check that the CPU's and the GPU's engine compute the same models."""
     return _model_difference(tested.trajectory, run_rounds(tested.algorithm, EQUAL, COHORTS, engine=LaneEngine))
 
 
 def _order_is_irrelevant(tested: CheckedAlgorithm) -> str | None:
-    """Check that reversing every cohort does not change the model; returns the violation, or None."""
+    """Check that reversing every cohort does not change the model."""
     forward = tested.trajectory.x[-1]
     backward = run_rounds(tested.algorithm, EQUAL, [cohort[::-1] for cohort in COHORTS]).x[-1]
     if _distance(forward, backward) <= CLOSE:
@@ -174,10 +174,7 @@ def _order_is_irrelevant(tested: CheckedAlgorithm) -> str | None:
 
 
 def _states_are_independent(tested: CheckedAlgorithm) -> str | None:
-    """Check that a client's state depends neither on rounds without it nor on the other participants.
-
-    Returns the violation, or None.
-    """
+    """Check that a client's state depends neither on rounds without it nor on the other participants."""
     states = tested.trajectory.states  # states[round][client] is the state before the round
     for round, cohort in enumerate(COHORTS):
         for number, state in states[round].items():
@@ -196,7 +193,7 @@ def _states_are_independent(tested: CheckedAlgorithm) -> str | None:
 
 
 def _small_steps_move_little(tested: CheckedAlgorithm) -> str | None:
-    """Check that tiny local steps hardly change the server model; returns the violation, or None."""
+    """Check that tiny local steps hardly change the server model."""
     before, after = run_rounds(tested.algorithm, EQUAL, [[0, 1, 2, 3]], lr=1e-7).x
     if _distance(before, after) < SMALL * float(before.abs().max()):
         return None
@@ -207,7 +204,7 @@ def _small_steps_move_little(tested: CheckedAlgorithm) -> str | None:
 
 
 def _descends(tested: CheckedAlgorithm) -> str | None:
-    """Check that the loss of a federation of one client decreases; returns the violation, or None."""
+    """Check that the loss of a federation of one client decreases."""
     quadratics = Quadratics(clients=1)
     losses = [quadratics.value(x) for x in run_rounds(tested.algorithm, quadratics, [[0]] * 40, steps=2, lr=0.02).x]
     if losses[-1] < losses[0]:
@@ -221,7 +218,7 @@ def _descends(tested: CheckedAlgorithm) -> str | None:
 def _approaches_optimum(
     tested: CheckedAlgorithm, quadratics: Quadratics = EQUAL, rounds: int = ROUNDS_TO_APPROACH
 ) -> str | None:
-    """Check that the model comes closer to the minimiser of the clients' mean loss; returns the violation, or None."""
+    """Check that the model comes closer to the minimiser of the clients' mean loss."""
     models = run_rounds(tested.algorithm, quadratics, _full_participation(quadratics, rounds), lr=0.1).x
     before = _distance(models[0], quadratics.optimum())
     after = _distance(models[-1], quadratics.optimum())
@@ -234,7 +231,7 @@ def _approaches_optimum(
 
 
 def _handles_unequal_clients(tested: CheckedAlgorithm) -> str | None:
-    """Check that engines agree and the loss decreases with unequal clients; returns the first violation, or None.
+    """Check that engines agree and the loss decreases with unequal clients.
 
     The clients have different numbers of examples, and each takes one local step per example.
     """
@@ -250,7 +247,7 @@ def _handles_unequal_clients(tested: CheckedAlgorithm) -> str | None:
 def _drifts_no_further(tested: CheckedAlgorithm) -> str | None:
     """Check that the drift correction alone does not move clients' models further apart than FedAvg does.
 
-    Most corrections counteract client drift, or add a direction that all clients share. Returns the violation, or None.
+    Most corrections counteract client drift, or add a direction that all clients share.
     """
     ratio = _spread(tested.algorithm.drift) / _spread(Drift())
     if ratio <= MAX_SPREAD:
@@ -302,17 +299,14 @@ def _perturbations_ascend(tested: CheckedAlgorithm) -> str | None:
 
 
 def _equals_fedavg(tested: CheckedAlgorithm) -> str | None:
-    """Check that an algorithm equals FedAvg if all clients have the same loss; returns the violation, or None."""
+    """Check that an algorithm equals FedAvg if all clients have the same loss."""
     quadratics = Quadratics(alike=True)
     difference = _difference(tested.algorithm, Algorithm(), quadratics, _full_participation(quadratics, 10))
     return None if difference is None else f"{difference}, although there is no drift to correct"
 
 
 def _finds_optimum(tested: CheckedAlgorithm) -> str | None:
-    """Check that an algorithm ends 20 times closer to the joint optimum than FedAvg, which drifts away from it.
-
-    Returns the violation, or None.
-    """
+    """Check that an algorithm ends 20 times closer to the joint optimum than FedAvg, which drifts away from it."""
     final, fedavg = _final_distance(tested.algorithm, ROUNDS_TO_CONVERGE), _fedavg_distance(ROUNDS_TO_CONVERGE)
     if final < 0.05 * fedavg:
         return None

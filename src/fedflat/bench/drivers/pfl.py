@@ -25,7 +25,9 @@ def run(simulator: Simulator) -> None:
     os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if simulator.setting.on_gpu else "cpu"
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nnodes=1"]
     processes = min(available_cores(), simulator.setting.clients_per_round)
-    command = [*torchrun, f"--nproc_per_node={processes}", "-m", __name__]
+    # Without a folder for logs, torchrun would leave one behind.
+    options = [f"--nproc_per_node={processes}", f"--log-dir={benchmark_folder() / 'torchrun'}"]
+    command = [*torchrun, *options, "-m", __name__]
     sys.exit(subprocess.run(command, check=False).returncode)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner
 from fedflat.data.sources.source import data_dir
 from fedflat.errors import UserError
-from fedflat.text import param, show
+from fedflat.text import absolute_path, param, show
 
 EXPECTED = 'expected JSON such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
 
@@ -73,7 +73,7 @@ class Listed(Partitioner):
         """Read the positions of each client's examples, in a training set with ``examples`` examples."""
         if self.path is None:
             raise UserError("listed needs the file of the partition; write listed(path=FILE.json)")
-        content = self._read_verified(Path(self.path).expanduser())
+        content = self._read_verified(absolute_path(self.path))
         try:
             document = json.loads(content)
             listed_examples = as_integer(document["examples"])
@@ -131,7 +131,7 @@ def listed(
         "clients": [np.sort(positions).tolist() for positions in clients],
     }
     content = (json.dumps(document) + "\n").encode()
-    directory = (data_dir(None) / "partitions" if folder is None else Path(folder)).expanduser().absolute()
+    directory = absolute_path(data_dir(None) / "partitions" if folder is None else folder)
     path = directory / f"{name}-{content_hash(content).removeprefix('sha256-')}.json"
     # Written under another name first, so that no other process reads half a file.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -24,7 +24,7 @@ from fedflat.data.files.mapped import open_mapped
 from fedflat.data.scaling import standardise
 from fedflat.data.sources.source import DatasetSource
 from fedflat.errors import UserError, similar_file
-from fedflat.text import param
+from fedflat.text import absolute_path, param
 
 SUFFIXES = (".npz", ".parquet", ".csv")
 """A dataset text with one of these suffixes is the path of a file."""
@@ -83,7 +83,7 @@ class ArrayFiles(DatasetSource):
         """Read the arrays in the format that the path suggests; with ``numbers``, integer targets become floats."""
         from fedflat.data.files.tables import is_table, read_table
 
-        path, columns = Path(self.path).expanduser().absolute(), ()
+        path, columns = absolute_path(self.path), ()
         expected = "expected an .npz, .parquet or .csv file, or a folder of .npy files"
         if not path.exists():
             raise UserError(f"{path} does not exist{similar_file(path)}; {expected}")

@@ -15,7 +15,7 @@ from fedflat.data.files.images import ImageList, ImageOptions, image_dataset, is
 from fedflat.data.files.tree import Tree, open_tree
 from fedflat.data.sources.source import DatasetCard, FolderSource
 from fedflat.errors import UserError, one_of
-from fedflat.text import param
+from fedflat.text import absolute_path, param
 
 FilesByClass = dict[str, list[str]]
 
@@ -58,7 +58,7 @@ class DomainFolders(FolderSource):
         return "correct the folder" if self.example else super().remedy
 
     def tree(self, data_dir: Path) -> Tree:
-        return open_tree(Path(self.path).expanduser().absolute()) if self.example else super().tree(data_dir)
+        return open_tree(absolute_path(self.path)) if self.example else super().tree(data_dir)
 
     def read(self, data_dir: Path) -> Dataset:
         """List the images of every domain and class; each domain is a natural client."""

@@ -11,7 +11,7 @@ from fedflat.data.files.images import ImageList, ImageOptions, image_dataset, is
 from fedflat.data.files.tree import Tree, open_tree
 from fedflat.data.sources.source import DatasetSource
 from fedflat.errors import UserError
-from fedflat.text import param
+from fedflat.text import absolute_path, param
 
 TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
 
@@ -39,7 +39,7 @@ class ImageFolder(DatasetSource):
 
         Without a training folder, the folders of the classes are at the top level, and there is no test folder.
         """
-        tree = open_tree(Path(self.path).expanduser().absolute())
+        tree = open_tree(absolute_path(self.path))
         folders = {name.partition("/")[0] for name in tree.files if "/" in name}
         train = next((name for name in TRAIN if name in folders), "")
         test = next((name for name in TEST if name in folders), "")

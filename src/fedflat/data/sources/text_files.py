@@ -17,7 +17,7 @@ from fedflat.data.sources.source import DatasetSource
 from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
 from fedflat.errors import UserError, similar_file
 from fedflat.registry import require_package
-from fedflat.text import param
+from fedflat.text import absolute_path, param
 
 SUFFIXES = (".jsonl", ".txt")
 """A dataset text with one of these suffixes is the path of a file of texts."""
@@ -56,7 +56,7 @@ class TextFiles(DatasetSource):
     def read(self, data_dir: Path) -> Dataset:
         """Tokenise the texts unless they are cached, and build the dataset."""
         options = self.options
-        splits, versions = self._hub_splits() if options.hub else self._local_splits(Path(self.path).expanduser())
+        splits, versions = self._hub_splits() if options.hub else self._local_splits(absolute_path(self.path))
         content_key = fingerprint([self.text, *versions, *tokeniser_versions(options.tokeniser)])
         layout = TextFormat(options.text, options.target, options.group, options.length, options.pack)
 

@@ -6,7 +6,6 @@ import json
 import logging
 import shlex
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
@@ -45,6 +44,7 @@ from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.checkpoint import has_checkpoint
 from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
+from fedflat.text import absolute_path
 
 log = logging.getLogger("flwr")
 
@@ -107,7 +107,7 @@ def serve(
     config = name_user_objects(experiment_of(run_config), data, model)
     deployment = deployment_of(run_config)
     check_deployment(config, deployment)
-    folder = RunFolder(deployment.out.expanduser().absolute())
+    folder = RunFolder(absolute_path(deployment.out))
 
     allowed = _allowed_sites(deployment)
 
@@ -157,7 +157,7 @@ def _allowed_sites(deployment: Deployment) -> dict[int, AllowedSite] | None:
             "between machines, set deploy.sites to the list that fedflat deploy certificates writes"
         )
         return None
-    return read_site_list(Path(deployment.sites).expanduser().absolute())
+    return read_site_list(absolute_path(deployment.sites))
 
 
 def _tracking(deployment: Deployment) -> tuple[Callback, ...]:

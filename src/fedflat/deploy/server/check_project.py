@@ -37,6 +37,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.setting_names import flat
+from fedflat.text import absolute_path
 
 TOLERABLE_NOISE = 3.0
 """Norm of the noise, divided by the clipping norm, up to which accuracy lost few points (docs/privacy.md)."""
@@ -172,7 +173,7 @@ def _missing_keys(sites: str, clients: int) -> list[str]:
     """Say what the list of sites, the setting ``deploy.sites``, lacks; nothing if every node may take part."""
     if sites == ANY_NODE:
         return []
-    path = Path(sites).expanduser()
+    path = absolute_path(sites)
     if not path.exists():
         return [
             f"the list of sites {sites} (deploy.sites), in the folder in which the SuperLink is started; "

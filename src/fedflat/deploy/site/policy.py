@@ -17,6 +17,7 @@ from fedflat.display import counted
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.privacy import DifferentialPrivacy, privacy_spec
+from fedflat.text import absolute_path
 
 CLIENT_NUMBER, KEY, STATE_FOLDER, FRESH_STATE = "partition-id", "key", "state", "fresh-state"
 SECURE_ONLY, MINIMUM, SITES, SCORES, PRIVACY = "secure-aggregation", "secure-minimum", "sites", "scores", "privacy"
@@ -72,9 +73,9 @@ class SitePolicy:
         folder = folder or os.environ.get("FEDFLAT_STATE") or "~/.fedflat/state"
         return cls(
             client,
-            read_private_key(Path(str(key)).expanduser().absolute()) if key else None,
-            read_site_list(Path(str(sites)).expanduser().absolute()) if sites else None,
-            Path(str(folder)).expanduser().absolute(),
+            read_private_key(absolute_path(str(key))) if key else None,
+            read_site_list(absolute_path(str(sites))) if sites else None,
+            absolute_path(str(folder)),
             _flag(context, FRESH_STATE, False),
             secure_only,
             minimum,

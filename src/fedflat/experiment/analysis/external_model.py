@@ -20,6 +20,7 @@ from fedflat.experiment.make_config import describe_type, make_config
 from fedflat.experiment.setup.problem import build_problem, name_user_objects
 from fedflat.experiment.store.run_folder import Record
 from fedflat.registry import import_file
+from fedflat.text import absolute_path
 
 
 @dataclass(eq=False, repr=False)
@@ -69,7 +70,7 @@ def build_module(text: str) -> nn.Module:
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py") or not name.isidentifier():
         raise UserError(f"cannot read --module {text!r}; expected FILE.py:FUNCTION, such as model.py:make_model")
-    file = Path(path).expanduser().absolute()
+    file = absolute_path(path)
     if not file.is_file():
         raise UserError(f"{file} does not exist; expected a Python file that defines {name}")
     definitions = vars(import_file(file, f"fedflat_module_{file.stem}", "module"))
