@@ -75,7 +75,10 @@ def test_a_node_is_killed_during_a_sweep(cluster: Nodes, tmp_path: Path) -> None
 DRIVER = """
 import sys
 import fedflat
+from fedflat.engines.ray import worker_pool
+
 config, address, out = sys.argv[1:]
+worker_pool.EXTRA_TIMEOUT = worker_pool.START_TIMEOUT  # a busy machine starts workers slowly, and both are needed
 
 class PrintRound(fedflat.Callback):
     def round_done(self, run):
