@@ -33,7 +33,8 @@ seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_g
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("fedflat")
-os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
+for variable in ("COLUMNS", "FORCE_COLOR"):  # tables would fold at a width, and contain control characters
+    os.environ.pop(variable, None)
 
 
 @pytest.hookimpl(wrapper=True)
