@@ -1,4 +1,4 @@
-"""Skip helpers that need Flower if it is not installed, let sites share their problems, and forget projects."""
+"""Skip helpers that need Flower if it is not installed, share problems, poll often, and forget projects."""
 
 import sys
 from collections.abc import Iterator
@@ -27,6 +27,12 @@ def problems_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return built[key]
 
     monkeypatch.setattr("fedflat.deploy.site.site.build_problem", build_once)
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for missing answers for milliseconds; the others are there at once."""
+    monkeypatch.setattr("fedflat.deploy.server.nodes.POLL", 0.01)
 
 
 @pytest.fixture(autouse=True)
