@@ -33,7 +33,9 @@ seed_torch = torch.manual_seed if torch.cuda.is_available() else torch.default_g
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 settings.register_profile("fedflat", deadline=None)  # a busy machine must not fail a test
 settings.load_profile("fedflat")
-os.environ.pop("COLUMNS", None)  # parallel test workers are told a width, and tables would fold
+# Tables and messages would fold at another width, or contain control characters.
+for variable in ("COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS"):
+    os.environ.pop(variable, None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import fmean, stdev
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,18 +93,19 @@ def run_campaign(pipe: Connection, words: list[str]) -> None:
     importlib.import_module("campaign").main(words)
 
 
-@pytest.mark.slow
 def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "WINDOW", 5)
-    words = ["--only", JOB, "--rounds", "12", "--checkpoint-every", "2"]
-    monkeypatch.syspath_prepend(STUDIES)  # where the process finds the script
-    monkeypatch.syspath_prepend(ROOT)
-    process = ChildProcess(run_campaign, small(tmp_path / "killed", *words))
-    metrics = tmp_path / "killed" / "work" / "runs" / JOB / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count("\n") < 4:  # after the checkpoint of round 2
-        assert process.is_alive
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
+    class Killing(campaign.AverageMonitor):  # type: ignore[name-defined,misc]
+        def round_done(self, run: Any) -> None:
+            super().round_done(run)
+            if run.rounds == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(campaign, "WINDOW", 3)
+    words = ["--only", JOB, "--rounds", "8", "--checkpoint-every", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(campaign, "AverageMonitor", Killing)
+        patch.setattr("fedflat.processes.START_METHOD", "fork")  # a new process would import torch
+        process = ChildProcess(run_campaign, small(tmp_path / "killed", *words))
     with pytest.raises(ChildKilled):
         process.receive()
     assert not (tmp_path / "killed" / "results").exists()
@@ -117,28 +119,36 @@ def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkey
     assert killed["metrics"]["wima"] == whole["metrics"]["wima"]
 
 
-@pytest.mark.slow
 def test_processes_share_the_queue(
     campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = small(
-        tmp_path,
-        "--jobs",
-        "2",
-        "--log",
-        str(tmp_path / "log"),
-        "--only",
-        "fedswa/table2/cifar10-*/fed*sam-seed0",
-        "--rounds",
-        "12",  # long enough for the second process to start before the first has done all runs
-    )
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    """They are forks, because new processes would import torch; none runs before both have started a job."""
+    log, only, run = tmp_path / "log", "fedswa/table2/cifar10-*/fed*sam-seed0", campaign.Campaign._run
+    words = small(tmp_path, "--jobs", "2", "--log", str(log), "--only", only, "--rounds", "2")
+
+    class Fork:
+        """Stands in for subprocess.Popen."""
+
+        def __init__(self, command: list[str]) -> None:
+            assert command[: 2 + len(words)] == [sys.executable, campaign.__file__, *words]
+            self.process = multiprocessing.get_context("fork").Process(target=campaign.main, args=(command[2:],))
+            self.process.start()
+
+        def poll(self) -> int | None:
+            self.returncode = self.process.exitcode
+            return self.returncode
+
+    def run_together(self: Any, job: Any) -> None:
+        while len({line.split()[1] for line in log.read_text().splitlines()}) < 2:
+            time.sleep(0.01)
+        run(self, job)
+
+    monkeypatch.setattr(campaign.Campaign, "_run", run_together)
+    monkeypatch.setattr(campaign, "subprocess", SimpleNamespace(Popen=Fork))
     assert "fedasam/cifar10-lenet-5-accuracy" in campaign.main(words)
     assert capfd.readouterr().err == "", "quiet unless stderr is a terminal"
-    lines = (tmp_path / "log").read_text().splitlines()
-    started = [line.split()[3] for line in lines if line.split()[2] == "start"]
+    started = [line.split()[3] for line in log.read_text().splitlines() if line.split()[2] == "start"]
     assert len(started) == len(set(started)) == len(list((tmp_path / "results").rglob("*.json"))) == 3
-    assert len({line.split()[1] for line in lines}) == 2
 
 
 def test_averages_equal_those_of_the_library(campaign: ModuleType, tmp_path: Path) -> None:

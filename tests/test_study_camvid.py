@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "studies" / "camvid.py"
 TINY = {
     "device": "cpu",
     "workers": "1",
-    "rounds": "4",
+    "rounds": "2",
     "width": "0.1",
     "clients": "2",
     "clients-per-round": "2",

@@ -19,6 +19,9 @@ FEW_PROCESSES = {"include_dashboard": False, "no_monitor": True, "include_log_mo
 """Options of a node without the processes that tests do not need, which take seconds to start."""
 NODE = {"num_cpus": 1, "object_store_memory": 100_000_000, **FEW_PROCESSES}
 
+PATIENCE = 300
+"""Seconds until a task must have begun or ended."""
+
 
 @contextmanager
 def python(*command: str) -> Iterator[subprocess.Popen[str]]:
@@ -121,7 +124,9 @@ def raylet_of(node: Any) -> int:
 
 
 def await_task(node: Any, task: str, runs: bool) -> None:
+    deadline = time.monotonic() + PATIENCE
     while runs != any(title.startswith(f"ray::{task}") for title in children(raylet_of(node)).values()):
+        assert time.monotonic() < deadline, children(raylet_of(node))
         time.sleep(0.05)
 
 

@@ -1,5 +1,7 @@
-"""Skip helpers that need Flower if it is not installed, and let the sites of a test share their problems."""
+"""Skip helpers that need Flower if it is not installed, share problems, poll often, and forget projects."""
 
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,3 +27,19 @@ def problems_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return built[key]
 
     monkeypatch.setattr("fedflat.deploy.site.site.build_problem", build_once)
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for missing answers for milliseconds; the others are there at once."""
+    monkeypatch.setattr("fedflat.deploy.server.nodes.POLL", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def projects_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Unload the packages of projects, which ``flwr run`` imports; another test may write a project of that name."""
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(written):
+            del sys.modules[name]

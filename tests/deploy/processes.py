@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,12 +25,41 @@ from .proxy import Proxy
 
 BIN = Path(sys.executable).parent
 SUPERNODE = Path(__file__).parent / "fast_supernode.py"
+STARTER = "supernodes"
+"""Name of the process that starts the nodes."""
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A free port below those of outgoing connections, which could take it before it is used."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+
+
+class SuperNode:
+    """A node that ``fast_supernode.py`` has started, with the methods of ``subprocess.Popen`` that tests use."""
+
+    def __init__(self, starter: subprocess.Popen[bytes], log: Path, arguments: list[str]) -> None:
+        self._starter = starter
+        self._code: int | None = None
+        self.pid: int = self._ask([str(log), *arguments])
+
+    def _ask(self, request: Any) -> Any:
+        assert self._starter.stdin is not None and self._starter.stdout is not None
+        self._starter.stdin.write(json.dumps(request).encode() + b"\n")
+        self._starter.stdin.flush()
+        return json.loads(self._starter.stdout.readline())
+
+    def wait(self, timeout: float = 60) -> int:
+        """Wait until the node has ended and return its exit code."""
+        end = time.monotonic() + scaled(timeout)
+        while self._code is None:
+            assert time.monotonic() < end, "the node still runs"
+            self._code = self._ask(self.pid)
+            time.sleep(0.05)
+        return self._code
 
 
 class RealFederation:
@@ -47,7 +78,7 @@ class RealFederation:
         self.site_list = self.certificates / "sites.txt"
         self.proxies = [Proxy(self.gateway_port) for _ in range(nodes)] if tls else []
         self.node_ports = [free_port() for _ in range(nodes + (stranger is not None))]
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, subprocess.Popen[bytes] | SuperNode] = {}
         source = Path(__file__).parents[2] / "src"
         self.environment = {
             **os.environ,
@@ -110,7 +141,10 @@ class RealFederation:
         link = self.proxies[number].port if self.proxies else self.port
         here = ["--port", str(port or self.node_ports[number]), "--isolation", "process", "--node-config", where]
         trust = self._node_trust(number) if trust is None else trust
-        self._start(name, [sys.executable, str(SUPERNODE), *trust, "--superlink", f"127.0.0.1:{link}", *here])
+        arguments = [*trust, "--superlink", f"127.0.0.1:{link}", *here]
+        starter = self.processes.get(STARTER) or self._start(STARTER, [sys.executable, str(SUPERNODE)])
+        assert isinstance(starter, subprocess.Popen)
+        self.processes[name] = SuperNode(starter, self.folder / f"{name}.log", arguments)
 
     def _node_trust(self, number: int) -> list[str]:
         if not self.tls:
@@ -118,11 +152,14 @@ class RealFederation:
         key = self.certificates / f"site-{number}.key"
         return ["--root-certificates", str(self.certificates / "ca.crt"), "--auth-supernode-private-key", str(key)]
 
-    def _start(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                command, env=self.environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            pipe = subprocess.PIPE if name == STARTER else None
+            pipes: dict[str, Any] = {"stdin": pipe, "stdout": pipe or log}
+            self.processes[name] = process = subprocess.Popen(
+                command, env=self.environment, cwd=self.folder, stderr=log, start_new_session=True, **pipes
             )
+        return process
 
     def _until_open(self, port: int) -> None:
         def answers() -> bool:
@@ -181,7 +218,7 @@ class RealFederation:
         raise AssertionError(f"nobody works on {out}")
 
     def close(self) -> None:
-        for name in list(self.processes):
+        for name in reversed(list(self.processes)):  # the nodes before the process that has started them
             self.kill(name)
         for proxy in self.proxies:
             proxy.cut()

@@ -21,11 +21,11 @@ from fedflat.deploy import client_app
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.trust.certificates import write_certificates
-from fedflat.experiment.store.checkpoint import CHECKPOINT
+from fedflat.experiment.store.checkpoint import CHECKPOINT, PREVIOUS
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from .direct import DirectGrid, node
-from .processes import RealFederation, free_port, real_federation, rounds_done
+from .processes import RealFederation, free_port, real_federation
 
 pytestmark = pytest.mark.slow
 
@@ -103,8 +103,8 @@ def test_bytes_on_the_wire_agree_with_the_card_despite_a_lost_connection(
     settings = {**SETTINGS, "algorithm": text, "training.rounds": 2, "deploy.out": str(out)}
     federation.start_run(federation.folder.parent / "sites", settings)
     cut_off_and_mend(federation, number=0)
-    start, end = after_round(federation, out, 1), after_round(federation, out, 2)
-    federation.until(lambda: load_record(out).status == "finished", 60)
+    federation.until(lambda: load_record(out).status == "finished", 120)
+    start, end = (written_after(out, file, rounds) for rounds, file in ((1, PREVIOUS), (2, CHECKPOINT)))
 
     record, chosen = load_record(out), algorithm(text)
     weights = RunFolder(out).read_tensors("model.safetensors")[0]
@@ -128,18 +128,19 @@ def test_bytes_on_the_wire_agree_with_the_card_despite_a_lost_connection(
         assert torch.equal(weights[name], tensor), name
 
 
-def after_round(federation: RealFederation, out: Path, rounds: int) -> float:
-    """When the checkpoint after a number of rounds was written."""
-    federation.until(lambda: rounds_done(out) == rounds, 120)
-    return (out / CHECKPOINT).stat().st_mtime
+def written_after(out: Path, file: str, rounds: int) -> float:
+    """When a checkpoint was written, which is that after a number of rounds."""
+    assert RunFolder(out).read_tensors(file)[1]["rounds"] == rounds
+    return (out / file).stat().st_mtime
 
 
 def cut_off_and_mend(federation: RealFederation, number: int) -> None:
-    """Disconnect a node while it trains in the first round, until it notices."""
+    """Disconnect a node while it trains in the first round, until it notices and the next round greets the stranger."""
     name = f"node-{number}"
     federation.until(lambda: federation.log(name).count("Received successfully") >= 2, 120)  # the first is a greeting
     federation.proxies[number].cut()
     federation.until(lambda: "Connection attempt failed" in federation.log(name), 60)
+    federation.until(lambda: "SuperNode ID" in federation.log("registered"), 60)
     federation.proxies[number].mend()
 
 

@@ -68,7 +68,7 @@ def test_sites_clip_and_the_server_adds_unpredictable_noise_to_the_mean(
     runs = [federated(tmp_path / name, f"dp(noise=0.5,clip={CLIP})")[0] for name in ("one", "two")]
     assert caplog.text.count("expect low accuracy") == 2
     one, two = ((run.models["server"].weights - weights).double().numpy() for run in runs)
-    assert one.std() == pytest.approx(0.5 * CLIP / SITES, rel=0.05)
+    assert one.std() == pytest.approx(0.5 * CLIP / SITES, rel=0.1), "7 deviations for 2410 weights"
     assert abs(np.corrcoef(one, two)[0, 1]) < 0.1, "the noise does not depend on the seed"
     assert runs[0].history[-1]["epsilon"] > 0
 

@@ -175,6 +175,7 @@ def test_checkpoints_use_a_limited_fraction_of_the_time(tmp_path: Path, monkeypa
     saved: list[int] = []
     real = Run._checkpoint
     monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
+    monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", float("inf"))
     told("fedavg", tmp_path / "fast")
     assert saved == [40]
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", 0.0)

@@ -181,10 +181,10 @@ def test_several_jobs_share_the_trials_and_survive_gpu_errors(tmp_path: Path, re
         next(run_search_in_parallel(search(tmp_path / "other", base={**VALUES["base"], "workers": 2}), jobs=2))
 
 
-def test_more_trials_continue_the_search(finished: tuple[Search, list[Any]]) -> None:
+def test_more_trials_continue_the_search(finished: tuple[Search, list[Any]], tmp_path: Path) -> None:
     made, _ = finished
     assert list(run_search(made)) == []
-    more = search(made.out, tune={"trials": 7, "space": SPACE})
+    more = search(shutil.copytree(made.out, tmp_path / "copy"), tune={"trials": 7, "space": SPACE})
     assert [trial.number for trial in run_search(more)] == [6]
 
 

@@ -105,7 +105,7 @@ def test_secure_noise_is_standard_normal_and_unpredictable() -> None:
     torch.manual_seed(0)
     assert not torch.equal(one, secure_normal(like)) and one.shape == like.shape and one.dtype == like.dtype
     moments = [float((one**power).mean()) for power in (1, 2, 3, 4)]
-    assert moments == pytest.approx([0, 1, 0, 3], abs=0.1)
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.25), "8 deviations of the fourth"
     within = [float((one.abs() < bound).double().mean()) for bound in (1, 2, 3)]
     assert within == pytest.approx([0.6827, 0.9545, 0.9973], abs=0.01)
 
