@@ -62,7 +62,7 @@ def test_the_table_has_every_algorithm_and_a_verdict(fedflat, compared, small):
 
 
 def test_finished_runs_are_not_run_again(fedflat, compared, small, monkeypatch):
-    monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", None)
+    monkeypatch.setattr("fedflat.experiment.campaign.compare.Run", None)
     for algorithms in (["fedsam", "fedavg"], ["fedavg", "fedsam"]):
         result = fedflat("compare", *algorithms, *small, "--seeds", "0,1", "--quiet", "--out", compared)
         assert result.exit_code == 0 and "4 of 4 runs, finished earlier" in result.stdout
@@ -252,6 +252,11 @@ def test_runs_with_different_metrics_are_not_ranked():
     assert verdict(Comparison([other_task, record("fedsam", 0, 0.5)])).startswith("These runs differ in more than")
 
 
+def test_rows_with_different_seeds_are_not_ranked():
+    says = verdict(several(fedavg=[0.5], fedsam=[0.6, 0.9]))
+    assert says == "The rows have different seeds (fedavg: 0; fedsam: 0, 1), so they are not ranked."
+
+
 def test_unfinished_seeds_are_left_out_of_means(capsys):
     def runs(name: str, *statuses: str) -> list[Record]:
         return [record(name, seed, 0.9 - 0.4 * seed, status) for seed, status in enumerate(statuses)]
@@ -289,7 +294,7 @@ def test_an_interrupted_comparison_counts_runs_that_finished_out_of_order(
 
     shutil.copytree(compared, tmp_path / "c")
     shutil.rmtree(tmp_path / "c" / "fedavg" / "seed-0")
-    monkeypatch.setattr("fedflat.experiment.campaign.processes.Run", interrupt)
+    monkeypatch.setattr("fedflat.experiment.campaign.compare.Run", interrupt)
     result = fedflat("compare", "fedavg", "fedsam", *small, "--seeds", "2", "--quiet", "--out", tmp_path / "c")
     assert "3 of 4 runs finished" in result.stderr + str(result.exception)
     shown = fedflat("show", tmp_path / "c", "--json")

@@ -44,6 +44,17 @@ def test_seeds_may_be_integers_of_any_type(seeds: Any, tmp_path: Path) -> None:
     assert (tmp_path / "fedavg/seed-1/config.yaml").exists()
 
 
+def test_a_run_that_another_process_finishes_meanwhile_is_loaded(tmp_path: Path) -> None:
+    class Other(fedflat.Callback):
+        def ended(self, run: Any, record: Any) -> None:
+            if record.config.seed == 0:
+                fedflat.run("fedavg", out=tmp_path / "fedavg/seed-1", **settings)
+
+    settings = {**SMALL, "rounds": 1, "local_steps": 1, "seed": 1}
+    comparison = fedflat.compare("fedavg", seeds=2, out=tmp_path, callbacks=[Other()], **{**settings, "seed": 0})
+    assert [record.status for record in comparison.records] == ["finished", "finished"]
+
+
 def test_compared_algorithms_share_initial_model_and_partition(tmp_path: Path) -> None:
     def compared() -> list[list[dict[str, object]]]:
         return [

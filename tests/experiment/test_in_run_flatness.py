@@ -244,6 +244,13 @@ def test_a_resumed_run_ends_with_the_same_log(tmp_path: Path, text: str, few_pro
     assert [line["round"] for line in timing if "flatness" in line] == [0, 2, 4]
 
 
+def test_an_asynchronous_run_times_each_measurement_once(tmp_path: Path) -> None:
+    what = {"policy": "fedbuff(buffer=2)", "clock": "lognormal", "flatness": "every=1,what=lambda_max"}
+    run("fedavg", out=tmp_path / "run", flatness__examples=20, **what)
+    timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert sum(line["flatness"] for line in timing) <= timing[-1]["seconds"]
+
+
 def test_a_diverging_run_ends_as_without_measurements(few_products: None) -> None:
     """Measurements of non-finite weights are empty; the run ends as without measurements."""
     settings = {"lr": 1e25, "model": "mlp(hidden=8,layers=2)", "local_steps": 4}

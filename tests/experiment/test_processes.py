@@ -24,8 +24,8 @@ from fedflat.data import from_arrays
 from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback
 from fedflat.experiment.campaign import compare as comparing
-from fedflat.experiment.campaign.compare import compare
-from fedflat.experiment.campaign.processes import RunJob, RunUpdate, _warnings_sent, _Worker, run_in_parallel
+from fedflat.experiment.campaign.compare import RunJob, compare
+from fedflat.experiment.campaign.processes import RunUpdate, _warnings_sent, _Worker, run_in_parallel
 from fedflat.experiment.config import Config, config
 from fedflat.models import MODELS, ImageModelSpec
 from fedflat.registry import load_plugins

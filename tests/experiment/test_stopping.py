@@ -20,8 +20,9 @@ def test_a_reached_target_stops_the_run() -> None:
 
 def test_patience_uses_the_validation_split() -> None:
     settings = SMALL | {"rounds": 60, "lr": 1e-6}
-    result = fedflat.run("fedavg", data__validation=0.2, stop__patience=3, **settings)
+    result = fedflat.run("fedavg", data__validation=0.2, stop__patience=1, **settings)
     assert result.status == "stopped" and result.history[-1]["round"] < 60
+    assert "has not improved for 1 evaluation (round" in result.record.reason
     with pytest.raises(fedflat.UserError, match="validation"):
         fedflat.run("fedavg", stop__patience=3, **SMALL)
 

@@ -297,7 +297,7 @@ class Run:
         timing: dict[str, Any] = {"round": self.rounds}
         if self._flatness and self._flatness.is_due(self.rounds):
             record["flatness"] = self._flatness.measurements(models, scores, self.rounds)
-            timing["flatness"] = round(self._flatness.seconds, 3)
+            timing["flatness"] = round(self._flatness.take_seconds(), 3)
         self.history.append(record)
         if self.folder:
             self.folder.append("metrics.jsonl", record)

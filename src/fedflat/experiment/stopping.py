@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedflat.algorithms import Algorithm
 from fedflat.data.scaling import scale_advice
-from fedflat.display import is_share
+from fedflat.display import counted, is_share
 from fedflat.engines.problem.problem import Problem
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, StopSettings
@@ -61,10 +61,8 @@ def stopping_verdict(
         scores = [-math.inf if value is None else sign * value for value in values]
         evaluations_since_best = len(scores) - 1 - scores.index(max(scores)) if scores else 0
         if scores and evaluations_since_best >= stop.patience:
-            return Verdict(
-                "stopped",
-                f"validation {metric} has not improved for {stop.patience} evaluations (round {newest['round']})",
-            )
+            waited = counted(stop.patience, "evaluation")
+            return Verdict("stopped", f"validation {metric} has not improved for {waited} (round {newest['round']})")
     return None
 
 

@@ -197,6 +197,10 @@ def _conclusion(comparison: Comparison, missing: int) -> str:
         return "These runs began with different versions of their data, so they are not ranked."
     if any(comparison.differing_settings()):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
+    seeds = {row.label: tuple(sorted(record.config.seed for record in row.records)) for row in comparison.rows()}
+    if len(set(seeds.values())) > 1:
+        listed = "; ".join(f"{label}: {', '.join(map(str, numbers))}" for label, numbers in seeds.items())
+        return f"The rows have different seeds ({listed}), so they are not ranked."
     if not ranked:
         return f"No finished run has a value of {metric}."
     if len(evaluation_counts(rows)) > 1:

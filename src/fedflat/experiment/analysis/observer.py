@@ -271,8 +271,7 @@ class Observer:
         training: TrainingSettings,
     ) -> None:
         self.wanted = parse_measurements(settings.what)
-        self.seconds = 0.0
-        """Seconds spent on measurements in the current round."""
+        self._seconds = 0.0
         assert settings.every is not None
         self._every, self._training, self._algorithm = settings.every, training, algorithm
         self._sample, self._problem = FixedSample(problem, partition, settings), problem
@@ -291,7 +290,7 @@ class Observer:
             server: the server model before the round.
             states: the server states that the cohort received.
         """
-        self.seconds, self._cohort = 0.0, {}
+        self._cohort = {}
         with self._measuring():
             if "drift" in self.wanted:
                 self._cohort = measure_cohort(self._algorithm, clients, outcome, states)
@@ -336,6 +335,11 @@ class Observer:
             self._cohort = {}  # a cohort is reported once
         return measurements
 
+    def take_seconds(self) -> float:
+        """Return the seconds spent on measurements since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
     def _stability_threshold(self, completed_rounds: int) -> float | None:
         """The largest curvature at which local gradient descent is stable (Cohen et al. 2021); None for Adam and Muon.
 
@@ -376,4 +380,4 @@ class Observer:
             if on_gpu:
                 torch.cuda.synchronize()
         self._problem.model.train(was_training)
-        self.seconds += time.monotonic() - begun
+        self._seconds += time.monotonic() - begun

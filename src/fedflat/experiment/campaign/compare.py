@@ -8,14 +8,15 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedflat.algorithms import algorithm, canonical
 from fedflat.data import Dataset
 from fedflat.errors import UserError, error_of_runs
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
-from fedflat.experiment.campaign.processes import RunJob, run_in_parallel, run_in_sequence, unsendable_names
+from fedflat.experiment.campaign.processes import run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
+from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import MIN_STEPS_FOR_PROCESSES, SMALL_MODEL, total_steps
 from fedflat.experiment.setup.problem import decide_precision, device_of, load_data
 from fedflat.experiment.store.files import DamagedFile
@@ -25,6 +26,27 @@ from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.models import parameter_count
 from fedflat.processes import available_cores, is_sendable
 from fedflat.registry import changed_plugins
+
+
+class RunJob(NamedTuple):
+    """A run to start or, if its folder has it already, to continue or load."""
+
+    config: Config
+    folder: Path | None = None
+    user_objects: dict[str, Any] | None = None
+
+    def execute(self, callbacks: tuple[Callback, ...]) -> Record:
+        """Return the record of the run once it has ended in this process, or in another one before this call."""
+        existing = existing_run(self.config, self.folder)
+        if existing is not None and existing.is_over:
+            return load_record(existing.path)
+        is_resumed = existing is not None
+        return Run(
+            self.config, self.folder, callbacks=callbacks, resume=is_resumed, **self.user_objects or {}
+        ).execute()
+
+    def __str__(self) -> str:
+        return f"{self.config.algorithm}, seed {self.config.seed}"
 
 
 def compare(
@@ -150,7 +172,7 @@ def run_each(
         except DamagedFile as error:
             outcomes[position] = error
             continue
-        unfinished.append(RunJob(config, folder, existing is not None, user_objects))
+        unfinished.append(RunJob(config, folder, user_objects))
         positions.append(position)
     at_once = parallel_runs([job.config for job in unfinished], callbacks, jobs, user_objects)
     if at_once > 1:

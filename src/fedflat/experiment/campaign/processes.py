@@ -27,7 +27,6 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import GpuFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback, RunProgress
 from fedflat.experiment.config import Config
-from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record, RunFolder
 from fedflat.models import MODELS
 from fedflat.operating_system import KEEPS_FREED_MEMORY, keep_freed_memory
@@ -72,23 +71,6 @@ class RunTask(Protocol):
 
     def execute(self, callbacks: tuple[Callback, ...]) -> Record:
         """Execute the run in this process and return its record."""
-
-
-class RunJob(NamedTuple):
-    """A run to start or, with ``resume``, to continue from its last checkpoint."""
-
-    config: Config
-    folder: Path | None = None
-    resume: bool = False
-    user_objects: dict[str, Any] | None = None
-
-    def execute(self, callbacks: tuple[Callback, ...]) -> Record:
-        """Start or resume the run in this process; returns its record once it has ended."""
-        run = Run(self.config, self.folder, callbacks=callbacks, resume=self.resume, **self.user_objects or {})
-        return run.execute()
-
-    def __str__(self) -> str:
-        return f"{self.config.algorithm}, seed {self.config.seed}"
 
 
 class RunUpdate(NamedTuple):
