@@ -42,7 +42,7 @@ def run(
     *,
     base: str | Path | Config | None = None,
     out: str | Path | None = None,
-    dataset: str | Dataset | None = None,
+    dataset: str | Path | Dataset | None = None,
     model: str | nn.Module | None = None,
     task: str | Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
@@ -55,7 +55,7 @@ def run(
         algorithm: the algorithm, e.g. ``"fedavg"`` or ``"scaffold+sam(rho=0.1)"`` (list: ``fedflat algorithms``).
         base: a YAML file or ``Config`` that provides the settings not given here.
         out: a new folder for config, metrics, checkpoints and models. Without one, the result exists only in memory.
-        dataset: the name of a dataset (list: ``fedflat data list``), or a ``Dataset`` from
+        dataset: the name of a dataset (list: ``fedflat data list``), the path of a file, or a ``Dataset`` from
             ``fedflat.data.from_arrays``, ``from_clients``, ``from_texts`` or ``from_torch``.
         model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
         task: loss and metrics, e.g. ``"mse"``, ``"f1"`` or ``Huber(delta=2)``; default: by target type.
@@ -136,7 +136,7 @@ def rounds(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     base: str | Path | Config | None = None,
     out: str | Path | None = None,
-    dataset: str | Dataset | None = None,
+    dataset: str | Path | Dataset | None = None,
     task: str | Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     **settings: Any,
@@ -152,7 +152,7 @@ def rounds(
         loss: a function of outputs and targets that returns the mean loss of a batch; default: cross-entropy.
         base: settings to start from: a YAML file or a ``Config``.
         out: folder for the run; without one, nothing is written.
-        dataset: name of a dataset, or a ``Dataset``, instead of ``clients_data`` and ``test_data``.
+        dataset: name of a dataset, path of a file, or a ``Dataset``, instead of ``clients_data`` and ``test_data``.
         task: loss and metrics, by name or as a ``Task``, instead of ``loss``.
         callbacks: objects that observe the run.
         **settings: further settings by name, e.g. ``rounds=50`` or ``training__lr_decay=0.998``.
@@ -194,7 +194,7 @@ def compare(
     seeds: int | Sequence[int] = 3,
     base: str | Path | Config | None = None,
     out: str | Path | None = None,
-    dataset: str | Dataset | None = None,
+    dataset: str | Path | Dataset | None = None,
     model: str | nn.Module | None = None,
     task: str | Task | None = None,
     callbacks: Callback | Sequence[Callback] = (),
@@ -209,7 +209,7 @@ def compare(
         seeds: the number of seeds, counted from 0, or the seeds themselves.
         base: settings to start from: a YAML file or a ``Config``.
         out: a folder for all runs; finished runs found there are not repeated.
-        dataset: name of a dataset, or a ``Dataset``.
+        dataset: name of a dataset, path of a file, or a ``Dataset``.
         model: text of a model, e.g. ``"resnet18"``, or a torch module.
         task: loss and metrics, by name or as a ``Task``.
         callbacks: objects that observe the runs; with several jobs, they must be ``RemoteCallback``s.
@@ -396,7 +396,7 @@ def _prepare_run(
     algorithm: str | None,
     base: str | Path | Config | None,
     out: str | Path | None,
-    dataset: str | Dataset | None,
+    dataset: str | Path | Dataset | None,
     model: str | nn.Module | None,
     task: str | Task | None,
     callbacks: Callback | Sequence[Callback],

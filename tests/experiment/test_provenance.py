@@ -108,7 +108,7 @@ def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:
     inputs, targets = rng.normal(size=(60, 3)), rng.integers(0, 3, 60)
     where = tmp_path / "own.npz"
     np.savez(where, inputs=inputs, targets=targets)
-    settings: dict[str, Any] = {"dataset": f"arrays(path={where})", "partition": "iid", "model": "mlp"}
+    settings: dict[str, Any] = {"dataset": where, "partition": "iid", "model": "mlp"}
     folder, out = paused(tmp_path / "run", **settings), tmp_path / "compared"
     shutil.copytree(folder, tmp_path / "copy")
     compare = partial(fedflat.compare, ["fedavg"], out=out, jobs=1, **settings, **SETTINGS)

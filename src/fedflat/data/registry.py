@@ -104,7 +104,7 @@ def canonical_dataset(text: str) -> str:
 
 
 def load(
-    text: str,
+    text: str | Path,
     data_dir: str | Path | None = None,
     download: bool = True,
     progress: Progress | None = None,
@@ -113,13 +113,13 @@ def load(
     """Load a dataset by name.
 
     Args:
-        text: name and parameters, e.g. ``cifar10`` or ``pacs(test_domain=sketch)``.
+        text: name and parameters, e.g. ``cifar10`` or ``pacs(test_domain=sketch)``, or the path of a file.
         data_dir: the data directory; see ``fedflat.data.data_dir``.
         download: whether to download missing files.
         progress: called while bytes arrive with the file name, the bytes received and the total size if known.
         numbers: whether integer targets are numbers to predict (regression) instead of classes.
     """
-    source, directory = dataset_source(text), resolve_data_dir(data_dir)
+    source, directory = dataset_source(str(text)), resolve_data_dir(data_dir)
     _ensure_complete(source, directory, download, progress)
     return source.read_numbers(directory) if numbers else source.read(directory)
 

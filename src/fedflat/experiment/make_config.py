@@ -159,7 +159,7 @@ def _given(settings: dict[str, Any]) -> set[str]:
 def prepare(
     algorithm: str | None,
     base: str | Path | Config | None,
-    dataset: str | Dataset | None,
+    dataset: str | Path | Dataset | None,
     model: str | nn.Module | None,
     task: str | Task | None,
     settings: dict[str, Any],
@@ -170,6 +170,8 @@ def prepare(
     """
     if algorithm is not None:
         as_algorithms([algorithm])
+    if isinstance(dataset, os.PathLike):
+        dataset = os.fspath(dataset)
     names = {"algorithm": algorithm, "dataset": dataset, "model": model, "task": task}
     settings = settings | {name: value for name, value in names.items() if isinstance(value, str)}
     user_dataset = None if isinstance(dataset, str) else dataset
