@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ from PIL import Image
 import fedflat
 from fedflat.data import load
 from fedflat.errors import UserError
+from tests.test_studies import study as load_study
 
 DOMAINS = ("art", "photo", "sketch")
 TINY = [
@@ -37,12 +37,7 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def study() -> ModuleType:
-    """The script, as a module."""
-    spec = importlib.util.spec_from_file_location("pacs_study", Path(__file__).parents[2] / "studies" / "pacs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_study("pacs")
 
 
 @pytest.fixture
