@@ -35,7 +35,7 @@ def test_golden_learning_rates_of_fedexp(scale: str) -> None:
     walked = walk(f"fedexp(eps_scale={scale})", golden(), quick=True)
     before = [golden().x0, *walked.x[:-1]]
     for x, z, outcome, lr in zip(walked.x, before, walked.outcomes, GOLDEN_LRS[scale], strict=True):
-        same(x - z, lr * outcome.returned.displacement.numpy(), atol=1e-10)
+        same(x - z, lr * outcome.cohort_means.displacement.numpy(), atol=1e-10)
 
 
 def test_121_fedexp_with_one_client_is_fedavg() -> None:
@@ -201,7 +201,7 @@ def test_fedscam_takes_its_pilot_where_the_client_starts() -> None:
     last = np.tile(setting.x0, (5, 1))
     for t, cohort in enumerate(setting.cohorts):
         norms = [np.linalg.norm(setting.problem.gradient(i, x + 0.5 * (x - last[i]))) for i in cohort]
-        same(walked.outcomes[t].means["perturbation"]["h"], np.mean(norms))
+        same(walked.outcomes[t].message_means["perturbation"]["h"], np.mean(norms))
         x = walked.x[t]
         for i in cohort:
             last[i] = walked.clients[t][i]["start"]["last"]

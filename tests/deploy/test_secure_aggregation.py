@@ -37,7 +37,7 @@ from fedflat.deploy.trust.secure_sum import (
     split,
 )
 from fedflat.deploy.trust.secure_support import secure_aggregation_conflict
-from fedflat.engines.round.contract import Aggregation
+from fedflat.engines.round.aggregation import Aggregation
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record

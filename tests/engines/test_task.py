@@ -21,7 +21,7 @@ from fedflat.engines.problem.objective import divergence
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Classification, Task, Totals, task_for
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from tests.language.tiny import Tiny, language
 
@@ -118,7 +118,7 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_engines_agree_on_text(other: str) -> None:
     """Tokens are neither normalised nor augmented, whichever engine draws the batches."""
-    made = config(
+    made = parse_config(
         {"algorithm": "scaffold+sam", "engine": {"precision": "float64", "device": "cpu", "workers": 1}} | settings()
     )
     # An LSTM traces slowly; the transformer takes keyword arguments, and its texts are padded.

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedflat
 from fedflat.data import load
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.client_states import FileRowStore
 
@@ -45,7 +45,8 @@ def test_averaged_and_estimated_statistics_differ() -> None:
 def test_estimated_statistics_match_the_training_data() -> None:
     model = Normalised()
     run = Run(
-        config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}), model=model
+        parse_config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}),
+        model=model,
     )
     weights, _, integer_buffers = run.problem.initial_state()
     buffers = run.problem.buffer_layout.views(run.problem.estimate_buffers(weights, integer_buffers))
@@ -95,10 +96,10 @@ def test_estimated_statistics_exclude_validation_examples() -> None:
         "engine": {"workers": 1, "device": "cpu"},
     }
     unseen = torch.ones(len(data.train), 1, 1, 1, dtype=torch.bool)
-    unseen[torch.from_numpy(Run(config(values), data=data, model=network).partition.trained_on)] = False
+    unseen[torch.from_numpy(Run(parse_config(values), data=data, model=network).partition.trained_on)] = False
     assert 0.2 < unseen.double().mean() < 0.7
     found = []
     for inputs in (data.train.inputs, torch.where(unseen, 255 - data.train.inputs, data.train.inputs)):
         moved = replace(data, train=replace(data.train, inputs=inputs))
-        found.append(Run(config(values), data=moved, model=network).execute().models["wima"].buffers)
+        found.append(Run(parse_config(values), data=moved, model=network).execute().models["wima"].buffers)
     assert torch.equal(*found)

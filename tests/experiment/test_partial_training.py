@@ -92,7 +92,7 @@ def test_only_adapters_and_head_are_trained_sent_and_stored(
     assert [(r["bytes_down"], r["bytes_up"]) for r in run.history] == [
         (n * down * bytes_per_round, n * up * bytes_per_round) for n in range(4)
     ]
-    table = run.engine.buffers  # type: ignore[attr-defined]
+    table = run.engine.cohort_buffers  # type: ignore[attr-defined]
     sent = table.displacement.nbytes + sum(rows.nbytes for rows in table.sent.values())
     received = table.z.nbytes + sum(vector.nbytes for vector in table.server.values())
     assert (3 * received, sent) == (down * bytes_per_round, up * bytes_per_round), "what really lies in the tables"

@@ -26,11 +26,11 @@ from fedflat.experiment.callback import Callback, RemoteCallback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.campaign.compare import RunJob, compare
 from fedflat.experiment.campaign.processes import RunUpdate, _warnings_sent, _Worker, run_in_parallel
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.models import MODELS, ImageModelSpec
 from fedflat.registry import load_plugins
 
-BASE = config(
+BASE = parse_config(
     {
         "model": "mlp(hidden=4)",
         "data": {"clients": 10},

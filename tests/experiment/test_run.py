@@ -16,7 +16,7 @@ from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.errors import UserError
 from fedflat.experiment.callback import RunProgress, RunView
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.client_states import CachedRowStore, FileRowStore
 
@@ -48,7 +48,7 @@ def test_there_are_no_idle_workers(
 ) -> None:
     monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: cores)
     long = {"federation": {"clients_per_round": clients_per_round}, "training": {"rounds": 100_000}}
-    engine = Run(config({**long, "engine": {"device": "cpu", "compile": "off"}})).engine
+    engine = Run(parse_config({**long, "engine": {"device": "cpu", "compile": "off"}})).engine
     assert isinstance(engine, LoopEngine) and engine.workers == workers
 
 

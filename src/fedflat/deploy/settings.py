@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import Config, EngineSettings, config
+from fedflat.experiment.config import Config, EngineSettings, parse_config
 from fedflat.experiment.setup.engine import sampler_of
 from fedflat.experiment.setup.timing import has_time
 from fedflat.setting_names import nest
@@ -64,7 +64,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     settings = {key: value for key, value in run_config.items() if not key.startswith(PREFIX)}
     groups = {"engine", *(key.partition(".")[0] for key in settings if "." in key)}
     for group in groups & settings.keys():
-        config({group: settings[group]})  # raises the error for a value in place of a group, such as data="digits"
+        parse_config({group: settings[group]})  # raises an error for a value in place of a group, e.g. data="digits"
     nested = nest(settings)
     engine = nested.setdefault("engine", {})
     simulation_settings = sorted((engine.keys() & EngineSettings.model_fields) - SITE_ENGINE_SETTINGS)
@@ -75,7 +75,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
         )
     engine |= {"workers": 1, "checkpoint_every": 1}
     engine.setdefault("precision", "float32")  # all sites compute in the same precision, whatever their GPUs support
-    experiment = config(nested)
+    experiment = parse_config(nested)
     if experiment.flatness.every is not None:
         raise UserError(
             "flatness.every needs the clients' data on the server; remove it and measure the finished run with "

@@ -18,9 +18,10 @@ from fedflat.algorithms.algorithm import flat_fields
 from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, INTEGERS
 from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, Update
 from fedflat.engines.problem.problem import Problem
+from fedflat.engines.round.aggregation import BLOCK, block_sum
 from fedflat.engines.round.client import ClientReport, GradientCost
 from fedflat.engines.round.cohort import WeightedRows
-from fedflat.engines.round.contract import BLOCK, Training, block_sum
+from fedflat.engines.round.contract import Training
 from fedflat.experiment.store.files import explain_os_error
 
 ALIGNMENT = 64

@@ -69,24 +69,26 @@ class LaneEngine(CohortEngine):
 
         Both are kept until the cohort is larger or ``training`` is another object.
         """
-        if self.buffers is None or self.buffers.rows < rows or self.lanes[0].training is not training:
+        if self.cohort_buffers is None or self.cohort_buffers.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
             if self.lanes and self.lanes[0].training is training:
                 local_step = self.lanes[0].local_step  # may have been compiled
             else:
                 local_step = self.step(problem, training)
             sizes = problem.layout.size, problem.buffer_layout.size
-            self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
-            self.lanes = [Lane(problem, training, self.buffers, local_step) for _ in range(min(rows, self.max_lanes))]
-        return self.buffers
+            self.cohort_buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
+            self.lanes = [
+                Lane(problem, training, self.cohort_buffers, local_step) for _ in range(min(rows, self.max_lanes))
+            ]
+        return self.cohort_buffers
 
     def compute_full_gradients(
-        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
+        self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
     ) -> GradientCost:
-        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``."""
+        """Write each client's full-batch gradient at z into its row of ``cohort_buffers.gradient``."""
         return GradientCost.total(
             [
-                write_full_gradient(self.problem, training, buffers, round, row, client.number, client.indices)
+                write_full_gradient(self.problem, training, cohort_buffers, round, row, client.number, client.indices)
                 for row, client in enumerate(cohort)
             ]
         )
@@ -95,11 +97,11 @@ class LaneEngine(CohortEngine):
         self,
         training: Training,
         round: int,
-        buffers: CohortBuffers,
+        cohort_buffers: CohortBuffers,
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``, as many at once as fit on the GPU."""
+        """Train the clients whose inputs are in ``cohort_buffers``, as many at once as fit on the GPU."""
         self._lanes_wait_for_main_stream()
         rows_and_clients = list(enumerate(cohort))
         reports: list[ClientReport] = []

@@ -330,7 +330,7 @@ def _build_quietly(config: Config) -> tuple[Run, _Timestamps]:
 
 def _execute_quietly(run: Run, rounds: int) -> None:
     """Do the first rounds of a run without showing its warnings."""
-    with warnings.catch_warnings(), closing(run.steps()) as steps:
+    with warnings.catch_warnings(), closing(run.train_rounds()) as steps:
         warnings.simplefilter("ignore")
         for _ in islice(steps, rounds):
             pass

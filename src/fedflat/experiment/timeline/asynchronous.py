@@ -18,15 +18,8 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import CohortMeans
-from fedflat.engines.round.contract import (
-    Client,
-    Cost,
-    Engine,
-    GroupEngine,
-    Outcome,
-    uniform_weights,
-    weights_by_samples,
-)
+from fedflat.engines.round.aggregation import uniform_weights, weights_by_samples
+from fedflat.engines.round.contract import Client, Cost, Engine, GroupEngine, Outcome
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.setup.timing import check_asynchronous, policy_of
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState, with_prefix
@@ -66,14 +59,14 @@ class ClientUpdates:
             server: the server that the clients started from.
             setup: what the timeline knows about the run.
         """
-        returned = outcome.returned
+        cohort_means = outcome.cohort_means
         tensors = {
-            "displacement": returned.displacement,
+            "displacement": cohort_means.displacement,
             "loss": outcome.loss,
-            **_absolute(flat_state(outcome.means), server, setup, 1.0),
+            **_absolute(flat_state(outcome.message_means), server, setup, 1.0),
         }
         if len(flights) > 1:
-            tensors |= {"uniform": returned.uniform, "direction": returned.direction}
+            tensors |= {"uniform": cohort_means.uniform, "direction": cohort_means.direction}
         else:
             assert outcome.lr_sums is not None
             tensors["lr_sum"] = outcome.lr_sums[0]
@@ -202,7 +195,7 @@ class AsynchronousTimeline(TimedTimeline):
                     continue
                 self._pending[group[0]] = replace(updates, outcome=None)  # frees the engine's tensors
                 if self._policy.mixes_models:
-                    self._starts[update.version] = outcome.returned.z
+                    self._starts[update.version] = outcome.cohort_means.z
         return together, list(trained.values())
 
     def _client(self, flight: Flight, trained: dict[int, Client], read_client: ReadClient) -> Client:
@@ -252,7 +245,7 @@ class AsynchronousTimeline(TimedTimeline):
             displacement = scales[0] * (model - z)
         directed = [p * weight for p, weight in zip(shares["uniform"], weights, strict=True)]
         directed = [weight / sum(directed) for weight in directed]
-        returned = CohortMeans(
+        cohort_means = CohortMeans(
             x=x,
             z=z,
             displacement=displacement,
@@ -277,8 +270,8 @@ class AsynchronousTimeline(TimedTimeline):
             integer_buffers = with_prefix(groups[0].tensors, "integers/")
         passes = [group.cost.backward_passes / sum(group.cost.backward_passes for group in groups) for group in groups]
         return Outcome(
-            returned=returned,
-            means=nested_state(means),
+            cohort_means=cohort_means,
+            message_means=nested_state(means),
             clients=clients,
             buffers=buffers,
             integer_buffers=integer_buffers,

@@ -64,7 +64,7 @@ class SynchronousTimeline(TimedTimeline):
         policy, federation = policy_of(setup.config), setup.config.federation
         assert isinstance(policy, Synchronous)
         self._policy = policy
-        self._duration, self._unused = 0.0, 0  # of the next round; see ``counted``
+        self._duration, self._wasted_downloads = 0.0, 0  # of the next round; set by ``choose_cohort``
         if not self.clock.always_available and (federation.dropout or federation.sampling != "fixed"):
             raise UserError(
                 f"federation.clock={federation.clock} decides who is available, which federation.dropout and "
@@ -75,23 +75,23 @@ class SynchronousTimeline(TimedTimeline):
         policy.check(self.clock, len(setup.indices), 1 if federation.partial else fewest)
 
     def train(self, engine: Engine, server: ServerState, read_client: ReadClient) -> TrainedRound:
-        trained = super().train(engine, server, read_client)
+        result = super().train(engine, server, read_client)
         self.seconds += self._duration
         floats_down, _ = floats_sent(self.setup.config, self.setup.algorithm, self.setup.problem)
-        return trained._replace(unused=Cost(floats_down=self._unused * floats_down))
+        return result._replace(wasted=Cost(floats_down=self._wasted_downloads * floats_down))
 
-    def counted(self, round: int) -> list[int]:
-        """Decide who counts, and set how long the round takes and how many other clients receive the model."""
+    def choose_cohort(self, round: int) -> list[int]:
+        """Choose the clients whose updates count; sets the duration of the round, and how many others get the model."""
         setup, wanted = self.setup, self.sampler.clients_per_round
         size = self._policy.cohort_size(wanted, len(setup.indices))
         sampled = np.array(self.sample(round, size, self.seconds), dtype=np.int64)
         if not len(sampled):  # nobody is available
-            self._duration, self._unused = WAIT_SECONDS, 0
+            self._duration, self._wasted_downloads = WAIT_SECONDS, 0
             return []
         plan, seed = setup.training.plan, setup.config.seed
         sizes = {client: len(setup.indices[client]) for client in sampled.tolist()}
         steps = np.array([plan.unlimited_steps(seed, round, client, size) for client, size in sizes.items()])
         positions, self._duration = self._policy.count(self.clock, sampled, steps, wanted)
-        self._unused = len(sampled) - len(positions)
-        counted: list[int] = sampled[positions].tolist()
-        return counted
+        self._wasted_downloads = len(sampled) - len(positions)
+        cohort: list[int] = sampled[positions].tolist()
+        return cohort

@@ -1,4 +1,4 @@
-"""Timelines: who trains in each round, by default without virtual time."""
+"""The timeline of a run without virtual time, and the interface of all timelines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, Cost, Engine, Outcome, Training
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import sampler_of
-from fedflat.experiment.setup.timing import has_time, policy_of
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState
 
 ReadClient = Callable[[int], Client]
@@ -31,13 +30,13 @@ class TrainedRound(NamedTuple):
     """What they returned; None if the round made no progress because no update counts."""
     trained: list[Client]
     """All clients that have trained, with their new states."""
-    unused: Cost
-    """Cost of clients whose updates do not count: they have received the model in vain."""
+    wasted: Cost
+    """Cost of the clients that received the model, but whose updates do not count."""
 
 
 @dataclass(frozen=True)
 class TimelineSetup:
-    """What a timeline needs to know about a run.
+    """The parts of a run that its timeline reads.
 
     Attributes:
         config: the experiment.
@@ -58,7 +57,7 @@ class Timeline:
     """Decides who trains in each round: the clients that the sampler draws, without virtual time.
 
     Attributes:
-        setup: what it needs to know about the run.
+        setup: the parts of the run that it reads.
         sampler: draws cohorts.
         idle_rounds: number of rounds so far that made no progress.
         participants: numbers of the clients whose updates counted in the last round.
@@ -90,10 +89,10 @@ class Timeline:
     def _cohort(self, round: int) -> list[int]:
         """Sample the cohort of the next round, unless it is known already."""
         if self._sampled is None or self._sampled[0] != round:
-            self._sampled = round, self.counted(round)
+            self._sampled = round, self.choose_cohort(round)
         return self._sampled[1]
 
-    def counted(self, round: int) -> list[int]:
+    def choose_cohort(self, round: int) -> list[int]:
         """Numbers of the clients whose updates count in the next round, in ascending order."""
         return self.sample(round, self.sampler.clients_per_round, 0.0)
 
@@ -111,15 +110,3 @@ class Timeline:
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Continue from the state in a checkpoint."""
-
-
-def timeline_for(setup: TimelineSetup) -> Timeline:
-    """Build the timeline of a run; raises a ``UserError`` if its clock or policy does not suit its other settings."""
-    if not has_time(setup.config):
-        return Timeline(setup)
-    # These modules import this one.
-    from fedflat.experiment.timeline.asynchronous import AsynchronousTimeline
-    from fedflat.experiment.timeline.synchronous import SynchronousTimeline
-
-    is_asynchronous = policy_of(setup.config).is_asynchronous
-    return AsynchronousTimeline(setup) if is_asynchronous else SynchronousTimeline(setup)
