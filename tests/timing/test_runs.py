@@ -155,7 +155,7 @@ def test_stale_control_variates_stay_the_mean_of_those_of_clients_that_arrived()
     """With all clients in one buffer, the server's control variate is the mean of the clients' control variates."""
     settings = DIGITS | {"clients": 4, "clock": "lognormal(1)", "policy": "fedbuff(buffer=3)"}
     for round in fedflat.rounds("scaffold", **settings):
-        flying = {flight.client for flight in round.run.timeline._schedule.state.in_flight}
+        flying = {flight.client for flight in round.run.timeline._simulation.state.in_flight}
         flying |= {flight.client for flight in round.run.timeline._pending}
         if not flying:
             continue

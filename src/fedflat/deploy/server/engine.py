@@ -37,7 +37,7 @@ from fedflat.deploy.flower.wire import (
     numpy_of,
 )
 from fedflat.deploy.server.arrivals import expected_arrays, keep_on_disk, report_of, sum_one_by_one, total_gradient_cost
-from fedflat.deploy.server.ledger import Ledger
+from fedflat.deploy.server.ledger import RoundLedger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes
 from fedflat.deploy.server.site_scores import validate_at_sites
 from fedflat.deploy.settings import Deployment
@@ -71,15 +71,15 @@ class SitesEngine:
 
     Attributes:
         experiment: name under which nodes save their clients' state; set when the run begins.
-        settings: digest of the run's settings, for secure aggregation.
-        attempt: the class of an attempt at a round.
+        settings_digest: digest of the run's settings, for secure aggregation.
+        attempt_class: the class of an attempt at a round.
         primary: name of the model that sites validate, or ``server`` until it exists; set when the run begins.
         gradients: the last secure mean gradient, by round and clients.
     """
 
-    def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, deployment: Deployment) -> None:
+    def __init__(self, problem: Problem, nodes: Nodes, ledger: RoundLedger, deployment: Deployment) -> None:
         self.problem, self.nodes, self.ledger, self.deployment = problem, nodes, ledger, deployment
-        self.experiment, self.settings, self.primary, self.attempt = "", "", "server", RoundAttempt
+        self.experiment, self.settings_digest, self.primary, self.attempt_class = "", "", "server", RoundAttempt
         self.gradients: dict[tuple[int, ...], Tensor] = {}
         self._evaluator = LoopEngine(problem, workers=1)
 
@@ -96,7 +96,7 @@ class SitesEngine:
         tries = 1 if training.privacy and training.privacy.is_local else deployment.tries
         for attempt in range(tries):
             connected = self._connected_clients(cohort)
-            current = self.attempt(self, training, round, model, server, connected)
+            current = self.attempt_class(self, training, round, model, server, connected)
             outcome = current.train() if len(connected) >= deployment.minimum else None
             absent = [client.number for client in cohort if client.number not in self.nodes.present]
             missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing

@@ -25,7 +25,7 @@ from fedflat.experiment.setup.timing import check_asynchronous, policy_of
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState, with_prefix
 from fedflat.experiment.timeline.synchronous import TimedTimeline
 from fedflat.experiment.timeline.timeline import ReadClient, TimelineSetup, TrainedRound
-from fedflat.timing import WAIT_SECONDS, Asynchronous, Flight, Schedule, ScheduleState, ServerUpdate
+from fedflat.timing import WAIT_SECONDS, ArrivalSimulation, Asynchronous, Flight, ServerUpdate, SimulationState
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class AsynchronousTimeline(TimedTimeline):
         self._policy, self._clients = policy, len(setup.indices)
         fields = setup.algorithm.client_fields()
         self._has_client_state = setup.training.own_statistics or any(fields.values())
-        self._schedule = Schedule(
+        self._simulation = ArrivalSimulation(
             self.sampler.clients_per_round,
             policy.buffer_size,
             self._choose,
@@ -119,18 +119,19 @@ class AsynchronousTimeline(TimedTimeline):
             WAIT_SECONDS,
             setup.config.init_rounds,
         )
-        self._next: tuple[ScheduleState, ServerUpdate] | None = None  # the state before the next update, and the update
+        # The state before the next update, and the update.
+        self._next: tuple[SimulationState, ServerUpdate] | None = None
         self._pending: dict[Flight, ClientUpdates] = {}  # trained, not yet part of an update; each of one client
         self._starts: dict[int, Tensor] = {}  # what pending clients started from, by version, if models are mixed
         self._staleness = [0, 0]  # sum, and number of arrivals, since the last evaluation
 
     def _choose(self, draw: int, count: int, time: float, busy: set[int]) -> list[int]:
-        """Draw replacements for clients that have arrived; see ``Schedule``."""
+        """Draw replacements for clients that have arrived; see ``ArrivalSimulation``."""
         rng = generator(self.setup.config.seed, "replacements", draw)
         return self.clock.choose(rng, self._clients, count, time, busy)
 
     def _seconds(self, version: int, client: int, repetition: int) -> float:
-        """How long a client takes from start to arrival; see ``Schedule``."""
+        """How long a client takes from start to arrival; see ``ArrivalSimulation``."""
         setup, draws_as = self.setup, client + repetition * self._clients
         size = len(setup.indices[client])
         steps = setup.training.plan.unlimited_steps(setup.config.seed, version, draws_as, size)
@@ -139,8 +140,8 @@ class AsynchronousTimeline(TimedTimeline):
     def _peek(self) -> ServerUpdate:
         """The next update; the state before it stays available for checkpoints."""
         if self._next is None:
-            before = self._schedule.state.copy()
-            self._next = before, self._schedule.next_update()
+            before = self._simulation.state.copy()
+            self._next = before, self._simulation.next_update()
         return self._next[1]
 
     def upcoming(self, round: int) -> list[tuple[int, np.ndarray]]:
@@ -287,7 +288,7 @@ class AsynchronousTimeline(TimedTimeline):
 
     def state(self) -> TimelineState:
         """Virtual time, the schedule, and what the clients in flight will send."""
-        before = self._next[0] if self._next else self._schedule.state
+        before = self._next[0] if self._next else self._simulation.state
         tensors = {f"start/{version}": z for version, z in self._starts.items()}
         pending = []
         for number, (flight, updates) in enumerate(self._pending.items()):
@@ -299,7 +300,7 @@ class AsynchronousTimeline(TimedTimeline):
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         super().restore(tensors, values)
-        self._schedule.state, self._next = ScheduleState.from_json(values["schedule"]), None
+        self._simulation.state, self._next = SimulationState.from_json(values["schedule"]), None
         self._staleness = list(values["staleness"])
         self._starts = {int(version): z for version, z in with_prefix(tensors, "start/").items()}
         self._pending = {}
