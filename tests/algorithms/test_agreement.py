@@ -165,7 +165,7 @@ def test_asam_scales_what_is_named_weight(scope: str, eta: float) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_models_to_evaluate_beside_x(setting: str) -> None:
+def test_feddyn_evaluates_the_active_mean_and_on_request_the_mean_of_all_clients(setting: str) -> None:
     dyn, trace = library("feddyn(alpha=0.3,all_mean=true)", setting), reference("feddyn", setting, alpha=0.3)
     agree(dyn, trace, "feddyn", {"alpha": 0.3})
     same([models["active mean"] for models in dyn.evaluated], trace.evaluated["active_mean"])

@@ -265,7 +265,7 @@ def test_fednova_agrees_with_the_reference_with_local_momentum(momentum: float) 
     same(nova({"mu": 0.3}, momentum, setting, quick=True).x, trace.x)
 
 
-def test_134_135_where_fednova_ends() -> None:
+def test_134_135_the_limit_of_fednova() -> None:
     three = bed().but(eta=0.2, steps=STEPS[:3], cohorts=[[0, 1, 2]] * 30)
     A, b = three.problem.A[:3], three.problem.b[:3]
     three = three.but(problem=Quadratics(A, b))

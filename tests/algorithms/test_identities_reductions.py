@@ -28,7 +28,7 @@ REDUCTIONS = [
 
 
 @pytest.mark.parametrize("identity", REDUCTIONS, ids=str)
-def test_reduction(identity: Identity) -> None:
+def test_an_algorithm_reduces_to_another(identity: Identity) -> None:
     """In the most general setting; full participation and equal steps are special cases of it."""
     (left, ours), (right, theirs) = identity.sides
     same(named(left, "uneven-partial", **ours).x, reference(right, "uneven-partial", **theirs).x)

@@ -47,7 +47,9 @@ def signed_federation(folder: Path, keys: Path, **more: Any) -> tuple[DirectGrid
     return DirectGrid([node(folder, settings, site, keys / f"site-{site}.key") for site in range(SITES)]), settings
 
 
-def test_a_stranger_does_not_displace_a_site(tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_without_the_sites_key_cannot_replace_it(
+    tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither with a key that is not in the list, nor without a key, nor as a client that is not in the list."""
     grid, settings = signed_federation(tmp_path, keys)
     grid.contexts[103] = node(tmp_path, settings, 1, keys / "site-3.key")

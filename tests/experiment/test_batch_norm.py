@@ -36,8 +36,8 @@ def test_averaged_and_estimated_statistics_differ() -> None:
     estimated = fedflat.run(
         "fedavg+ema(decay=0.5)", evaluation__statistics="estimated", **(SMALL | {"model": Normalised()})
     )
-    one, other = (r.record.models["ema(decay=0.5)"] for r in (averaged, estimated))
-    assert torch.equal(one.weights, other.weights) and not torch.equal(one.buffers, other.buffers)
+    ema, estimated_ema = (r.record.models["ema(decay=0.5)"] for r in (averaged, estimated))
+    assert torch.equal(ema.weights, estimated_ema.weights) and not torch.equal(ema.buffers, estimated_ema.buffers)
     server = averaged.record.models["server"]
     assert server.integer_buffers["layers.2.num_batches_tracked"] == 3 * 6
 
@@ -65,7 +65,9 @@ def test_own_statistics_stay_with_their_clients(tmp_path: Path) -> None:
     kept = [rows[client] for client in range(12) if client in rows]
     assert len(kept) > 4 and all(not torch.equal(a, b) for a in kept for b in kept if a is not b)
     own = fedflat.run("scaffold", **(settings | {"model": Normalised()})).record.statistics.values()
-    assert all(each.untyped_storage().nbytes() == each.nbytes for each in own), "without the clients' states"
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in own), (
+        "copies, which do not keep the clients' states in memory"
+    )
 
 
 def test_own_statistics_without_batch_norm_raise_a_warning() -> None:
@@ -98,8 +100,8 @@ def test_estimated_statistics_exclude_validation_examples() -> None:
     unseen = torch.ones(len(data.train), 1, 1, 1, dtype=torch.bool)
     unseen[torch.from_numpy(Run(parse_config(values), data=data, model=network).partition.trained_on)] = False
     assert 0.2 < unseen.double().mean() < 0.7
-    found = []
+    statistics = []
     for inputs in (data.train.inputs, torch.where(unseen, 255 - data.train.inputs, data.train.inputs)):
         moved = replace(data, train=replace(data.train, inputs=inputs))
-        found.append(Run(parse_config(values), data=moved, model=network).execute().models["wima"].buffers)
-    assert torch.equal(*found)
+        statistics.append(Run(parse_config(values), data=moved, model=network).execute().models["wima"].buffers)
+    assert torch.equal(*statistics)

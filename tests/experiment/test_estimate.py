@@ -45,41 +45,42 @@ SMALL = {
 FAST = ProbedSpeed(step=0.0, example=0.0, at_once=1, clients=12, examples=1000, tested=100)
 
 
-def told(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
-    heard: list[Forecast] = []
+def run_with_forecasts(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
+    """Do a run; returns the forecasts that it showed, and the run."""
+    forecasts: list[Forecast] = []
     run = Run(
-        parse_config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(heard.append, long),)
+        parse_config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(forecasts.append, long),)
     )
     run.execute()
-    return heard, run
+    return forecasts, run
 
 
 def test_a_forecast_is_shown_once(tmp_path: Path) -> None:
-    heard, run = told("scaffold+wima", tmp_path / "run")
-    (found,) = heard
+    forecasts, run = run_with_forecasts("scaffold+wima", tmp_path / "run")
+    (shown,) = forecasts
     size = 4 * run.problem.layout.size
-    assert found.model == size
-    assert found.states == 12 * size
-    assert found.cohort == 4 * 3 * size  # displacement, control variate, and its change
-    assert found.rounds == 37
-    assert found.seconds == pytest.approx(37 * found.seconds_per_round)
+    assert shown.model == size
+    assert shown.states == 12 * size
+    assert shown.cohort == 4 * 3 * size  # displacement, control variate, and its change
+    assert shown.rounds == 37
+    assert shown.seconds == pytest.approx(37 * shown.seconds_per_round)
     rows = tmp_path / "run" / "state" / "clients" / "rows.bin"
-    assert rows.stat().st_size <= 2 * found.states <= found.disk
+    assert rows.stat().st_size <= 2 * shown.states <= shown.disk
     written = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
-    assert 0.5 * written < found.disk < 2 * written
+    assert 0.5 * written < shown.disk < 2 * written
 
 
 def test_stateless_runs_without_a_folder_need_no_disk() -> None:
-    (found,), _ = told("fedavg")
-    assert found.states == found.disk == 0
-    assert found.gpu is None
+    (shown,), _ = run_with_forecasts("fedavg")
+    assert shown.states == shown.disk == 0
+    assert shown.gpu is None
 
 
 def test_only_possible_participants_are_counted() -> None:
     many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "partition": "virtual"}}
     run = Run(parse_config(many))
-    found = forecast(run, 1.0)
-    assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
+    shown = forecast(run, 1.0)
+    assert shown.clients == 4 * 40 and shown.states == 4 * 40 * 4 * run.problem.layout.size
     whole = run_disk(run.config, run.problem.layout.size, 0, 10**6)
     assert (
         whole
@@ -89,7 +90,7 @@ def test_only_possible_participants_are_counted() -> None:
 
 
 def test_short_runs_have_no_forecast() -> None:
-    assert told("fedavg", long=1000.0)[0] == []
+    assert run_with_forecasts("fedavg", long=1000.0)[0] == []
 
 
 def test_client_statistics_are_counted() -> None:
@@ -135,9 +136,9 @@ def test_the_forecast_on_a_gpu(
     engine = LaneEngine(Run(parse_config(SMALL)).problem)
     engine.lanes, engine.is_short_of_memory = [SimpleNamespace(memory=90)] * lanes, lanes < 4  # type: ignore[list-item]
     run = SimpleNamespace(engine=engine, config=parse_config({"model": "cnn", "engine": {"precision": precision}}))
-    found = estimate._gpu_forecast(run, 10)  # type: ignore[arg-type]
-    assert (found.fitting, found.bf16_speedup) == expected
-    assert (found.lanes, found.lane, found.reserved, found.total) == (lanes, 90, 500, 10**9)
+    shown = estimate._gpu_forecast(run, 10)  # type: ignore[arg-type]
+    assert (shown.fitting, shown.bf16_speedup) == expected
+    assert (shown.lanes, shown.lane, shown.reserved, shown.total) == (lanes, 90, 500, 10**9)
 
 
 def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,15 +179,15 @@ def test_checkpoints_use_a_limited_fraction_of_the_time(tmp_path: Path, monkeypa
     real = Run._checkpoint
     monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", float("inf"))
-    told("fedavg", tmp_path / "fast")
+    run_with_forecasts("fedavg", tmp_path / "fast")
     assert saved == [40]
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", 0.0)
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.MAX_TIME_FRACTION", float("inf"))
-    told("fedavg", tmp_path / "slow")
+    run_with_forecasts("fedavg", tmp_path / "slow")
     assert saved[1:] == [10, 20, 30, 40]
     saved.clear()
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.MAX_TIME_FRACTION", 1e-6)
-    told("fedavg", tmp_path / "dear")
+    run_with_forecasts("fedavg", tmp_path / "dear")
     assert saved == [10, 40]
 
 
