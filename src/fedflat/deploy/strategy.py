@@ -40,9 +40,9 @@ from fedflat.deploy.local_steps import (
     weight_layout,
 )
 from fedflat.engines.round.aggregation import Aggregation, Centre
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.client import ClientReport, CohortBuffers
 from fedflat.engines.round.cohort import reduce_rows
-from fedflat.engines.round.contract import Client, ModelState, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
 from fedflat.models.layout import Layout
@@ -251,7 +251,7 @@ class Strategy(FedAvg):
         cohort = [Client(row, indices, state) for row, indices in enumerate(positions)]
         reports = [ClientReport(update.lr_sum, 0.0, 1, 0, 0, update.model.integer_buffers) for update in updates]
         training = replace(self._training, clients=max(self._nodes, count))
-        arguments = training, round, model, self._z, cohort_buffers, cohort, reports, GradientCost(), self._states
+        arguments = training, round, model, self._z, cohort_buffers, cohort, reports, Cost(), self._states
         outcome = reduce_rows(*arguments)
         weights, self._states = self.algorithm.aggregate(outcome.cohort_means, outcome.message_means, self._states)
         self._model = ModelState(weights, outcome.buffers, outcome.integer_buffers)

@@ -19,9 +19,9 @@ from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, INTEGERS
 from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, Update
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import BLOCK, block_sum
-from fedflat.engines.round.client import ClientReport, GradientCost
+from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import WeightedRows
-from fedflat.engines.round.contract import Training
+from fedflat.engines.round.contract import Cost, Training
 from fedflat.experiment.store.files import explain_os_error
 
 ALIGNMENT = 64
@@ -90,10 +90,10 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
     return specs
 
 
-def total_gradient_cost(updates: Iterable[Update]) -> GradientCost:
+def total_gradient_cost(updates: Iterable[Update]) -> Cost:
     """Return the cost of the gradients that clients computed before training."""
     numbers = [update.numbers for update in updates]
-    return GradientCost.total([GradientCost(int(own["backward_passes"]), int(own["samples"])) for own in numbers])
+    return Cost(sum(int(n["backward_passes"]) for n in numbers), sum(int(n["samples"]) for n in numbers))
 
 
 def report_of(update: Update, device: torch.device) -> ClientReport:

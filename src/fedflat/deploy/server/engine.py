@@ -54,9 +54,9 @@ from fedflat.display import names_by_reason
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import CohortWeights, weights_by_samples
-from fedflat.engines.round.client import CohortBuffers, GradientCost
+from fedflat.engines.round.client import CohortBuffers
 from fedflat.engines.round.cohort import WeightedRows, build_outcome, reduce_rows, weighted_rows
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.privacy import protect_rows
 
 log = logging.getLogger("flwr")
@@ -134,7 +134,7 @@ class SitesEngine:
         """How often sites were asked to train a round, over all starts of a private run; 0 without privacy."""
         return self.ledger.private_rounds
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
         """Do nothing: sites draw their batches themselves."""
 
     def evaluate(
@@ -183,7 +183,7 @@ class RoundAttempt:
         self.required = engine.deployment.minimum
         self.z = training.algorithm.broadcast(model.weights, server)
         self._examples = {client.number: len(client.indices) for client in cohort}
-        self._gradient_cost = GradientCost()  # of the common gradient, if the drift needs it
+        self._gradient_cost = Cost()  # of the common gradient, if the drift needs it
         self._first_base = ""  # digest of the arrays of the first phase, in the second one
 
     def train(self) -> Outcome | None:

@@ -98,7 +98,11 @@ class Site:
         with one_thread():
             cohort_buffers = self._cohort_of_one(received, {})  # the gradient does not depend on the client's state
             cost = write_full_gradient(self.problem, self.training, cohort_buffers, round, 0, self.client, self.indices)
-        return cohort_buffers.gradient[0], {**cost._asdict(), "examples": len(self.indices)}
+        return cohort_buffers.gradient[0], {
+            "backward_passes": cost.backward_passes,
+            "samples": cost.samples,
+            "examples": len(self.indices),
+        }
 
     def train(
         self, experiment: str, round: int, state_version: int, received: Mapping[str, Tensor]

@@ -25,14 +25,13 @@ from fedflat.engines.round.client import (
     Arrays,
     ClientReport,
     CohortBuffers,
-    GradientCost,
     to_arrays,
     to_tensors,
     train_client,
     write_full_gradient,
 )
 from fedflat.engines.round.cohort import CohortEngine
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 from fedflat.errors import UserError
 from fedflat.operating_system import KEEPS_FREED_MEMORY, keep_freed_memory
 from fedflat.processes import (
@@ -99,10 +98,10 @@ class LoopEngine(CohortEngine):
 
     def compute_full_gradients(
         self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
-    ) -> GradientCost:
+    ) -> Cost:
         """Write each client's full-batch gradient at z into its row of ``cohort_buffers.gradient``."""
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
-        return GradientCost.total(self._map(_write_full_gradient, tasks))
+        return sum(self._map(_write_full_gradient, tasks), Cost())
 
     def train_rows(
         self,
@@ -183,7 +182,7 @@ def _train(
 
 def _write_full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
-) -> GradientCost:
+) -> Cost:
     """Call ``write_full_gradient`` in a worker; ``shared`` holds the problem and the cohort's buffers."""
     return write_full_gradient(shared["problem"], training, shared["cohort_buffers"], round, row, client, indices)
 

@@ -20,9 +20,9 @@ from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import LocalStep, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Totals
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, write_full_gradient
+from fedflat.engines.round.client import ClientReport, CohortBuffers, write_full_gradient
 from fedflat.engines.round.cohort import CohortEngine
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError
 from fedflat.flatness.precision import tf32_allowed
@@ -84,14 +84,13 @@ class LaneEngine(CohortEngine):
 
     def compute_full_gradients(
         self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
-    ) -> GradientCost:
+    ) -> Cost:
         """Write each client's full-batch gradient at z into its row of ``cohort_buffers.gradient``."""
-        return GradientCost.total(
-            [
-                write_full_gradient(self.problem, training, cohort_buffers, round, row, client.number, client.indices)
-                for row, client in enumerate(cohort)
-            ]
-        )
+        costs = [
+            write_full_gradient(self.problem, training, cohort_buffers, round, row, client.number, client.indices)
+            for row, client in enumerate(cohort)
+        ]
+        return sum(costs, Cost())
 
     def train_rows(
         self,
@@ -174,10 +173,11 @@ class LaneEngine(CohortEngine):
         prepared = self._prepared.pop((round, client.number), None)
         return prepared or ClientBatches(self.problem, training, round, client.number, client.indices)
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Draw a later round's batches while the device is busy; ``cohort`` lists (client, indices)."""
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
+        """Draw a later round's batches while the device is busy; ``clients`` lists (number, indices)."""
         self._prepared = {
-            (round, number): ClientBatches(self.problem, training, round, number, indices) for number, indices in cohort
+            (round, number): ClientBatches(self.problem, training, round, number, indices)
+            for number, indices in clients
         }
 
     def _lanes_wait_for_main_stream(self) -> None:

@@ -19,9 +19,9 @@ from fedflat.engines.gpu.static_state import copy_changed, with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, begin_client, full_gradient
+from fedflat.engines.round.client import ClientReport, CohortBuffers, begin_client, full_gradient
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
-from fedflat.engines.round.contract import Client, Training
+from fedflat.engines.round.contract import Client, Cost, Training
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 
@@ -172,7 +172,7 @@ class Lane:
         self.finished: tuple[States, Message] | None = None
         self.passes = 0  # backward passes per step
         # Of the loaded client: its row, the size of each batch, and the cost of its full-batch gradient, if needed.
-        self._row, self._sizes, self._gradient_cost = 0, [0], GradientCost()
+        self._row, self._sizes, self._gradient_cost = 0, [0], Cost()
         self._label_scalars: State = {}  # of the loaded client, if the client weights need them
 
     def on_stream(self) -> AbstractContextManager[Any]:
@@ -206,7 +206,7 @@ class Lane:
             integer_buffers: integer buffers of the server's model, by name.
         """
         training, cohort_buffers = self.training, self.cohort_buffers
-        self._row, self._sizes, self._gradient_cost = row, batches.sizes, GradientCost()
+        self._row, self._sizes, self._gradient_cost = row, batches.sizes, Cost()
         self._load_batches(batches)
         for name, rows in cohort_buffers.client_states.items():
             self.client[name].copy_(rows[row])
@@ -284,7 +284,7 @@ class Lane:
         assert pilot is not None and self.pilot is not None
         self.pilot.gradient.copy_(pilot.gradient)
         self.pilot.norm.copy_(pilot.norm)
-        self._gradient_cost = GradientCost.total([self._gradient_cost, GradientCost(len(sizes), sum(sizes))])
+        self._gradient_cost += Cost(backward_passes=len(sizes), samples=sum(sizes))
 
     def _load_batches(self, batches: ClientBatches) -> None:
         """Copy a client's batches to the tensors that the captured step reads.

@@ -51,8 +51,8 @@ from fedflat.engines.ray.states import (
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerPool, worker_pool
 from fedflat.engines.round.aggregation import BLOCK, CohortWeights, weighted_sum, weights_by_samples
-from fedflat.engines.round.client import CohortBuffers, GradientCost, state_to_arrays, to_arrays
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.round.client import CohortBuffers, state_to_arrays, to_arrays
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 
 BLOCKS_PER_WORKER = 4
 """From this many blocks of ``BLOCK`` clients per worker on, workers train whole blocks and return only their sums."""
@@ -175,7 +175,7 @@ class RayEngine:
             initial_state={} if initial_state is None else state_to_arrays(initial_state),
         )
 
-    def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, GradientCost]:
+    def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, Cost]:
         """The gradient of the mean loss over the cohort's data at z, the model that clients start from.
 
         Returns:
@@ -184,7 +184,7 @@ class RayEngine:
         """
         # "common": the drift needs this gradient; "own": one per client, which train_client computes; "none"
         if context.training.algorithm.drift.full_gradient != "common":
-            return None, GradientCost()
+            return None, Cost()
         items = self._run("full_gradients", context, weights=None)
         gradients = torch.empty(len(context.cohort), len(z), dtype=z.dtype)  # one row per client
         costs = []
@@ -193,7 +193,7 @@ class RayEngine:
             gradients.numpy()[item.rows] = rows  # torch would warn that they are read-only
             costs.append(cost)
         weights = weights_by_samples([len(client.indices) for client in context.cohort])
-        return weighted_sum(gradients, weights), GradientCost.total(costs)
+        return weighted_sum(gradients, weights), sum(costs, Cost())
 
     def _train_clients(self, context: RoundContext, weights: CohortWeights | None) -> tuple[list[WorkItem], list[Any]]:
         """Train the cohort on the workers, which return sums if ``weights`` are given, and otherwise every row.
@@ -296,7 +296,7 @@ class RayEngine:
             self.cohort_buffers = CohortBuffers.new(results.context.training.algorithm, *sizes, cohort_size, results.z)
         return self.cohort_buffers
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
         """Does nothing: workers draw their batches themselves."""
 
     def evaluate(

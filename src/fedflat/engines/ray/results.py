@@ -14,9 +14,9 @@ from fedflat.algorithms.state import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.scheduling import WorkItem
 from fedflat.engines.round.aggregation import sum_of_blocks
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.client import ClientReport, CohortBuffers
 from fedflat.engines.round.cohort import build_outcome, reduce_groups
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 
 
 class RoundContext(NamedTuple):
@@ -62,7 +62,7 @@ class CohortResults(NamedTuple):
     common_gradient: Tensor | None
     items: list[WorkItem]
     states: list[Mapping[str, State]]
-    gradient_cost: GradientCost
+    gradient_cost: Cost
 
     @property
     def reports(self) -> list[ClientReport]:

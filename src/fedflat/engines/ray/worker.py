@@ -31,13 +31,12 @@ from fedflat.engines.round.client import (
     Arrays,
     ClientReport,
     CohortBuffers,
-    GradientCost,
     state_from_arrays,
     to_arrays,
     to_tensors,
 )
 from fedflat.engines.round.cohort import weighted_rows
-from fedflat.engines.round.contract import Client, Training
+from fedflat.engines.round.contract import Client, Cost, Training
 from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_freed_memory
@@ -130,7 +129,7 @@ class Worker:
 
     def full_gradients(
         self, broadcast: Broadcast, clients: list[DispatchedClient], *states: Arrays
-    ) -> tuple[np.ndarray, GradientCost]:
+    ) -> tuple[np.ndarray, Cost]:
         """Gradients of some clients' whole datasets at z, the model of the broadcast; arguments as in ``train``.
 
         Returns:

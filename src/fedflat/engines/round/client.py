@@ -27,7 +27,7 @@ from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
-from fedflat.engines.round.contract import Client, Training
+from fedflat.engines.round.contract import Client, Cost, Training
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.flatness.precision import at_own_precision
@@ -192,18 +192,6 @@ class ClientReport(NamedTuple):
         return self._replace(lr_sum=float(self.lr_sum), loss=float(self.loss))
 
 
-class GradientCost(NamedTuple):
-    """The cost of full-batch gradients at the broadcast model, which some drifts need before local training."""
-
-    backward_passes: int = 0
-    samples: int = 0
-
-    @classmethod
-    def total(cls, costs: Sequence[GradientCost]) -> GradientCost:
-        """The sum of the costs of several clients."""
-        return cls(sum(cost.backward_passes for cost in costs), sum(cost.samples for cost in costs))
-
-
 class StepGradient:
     """The gradient [parameters] of one batch at any point [parameters]; a step may call it several times.
 
@@ -284,20 +272,20 @@ def train_client(
     pilot, sizes = pilot_gradients(problem, training, start, cohort_buffers.statistics[row], round, client, indices)
     seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
-    own_gradient, gradient_cost = None, GradientCost()
+    own_gradient, cost = None, Cost()
     if algorithm.drift.full_gradient == "own":
-        own_gradient, gradient_cost = full_gradient(problem, training, cohort_buffers, round, row, client, indices)
+        own_gradient, cost = full_gradient(problem, training, cohort_buffers, round, row, client, indices)
     round_scalar, steps = (torch.tensor(number, dtype=z.dtype, device=z.device) for number in (round, len(batches)))
     local = begin_client(problem, training, cohort_buffers, state, round_scalar, steps, own_gradient, pilot)
-    backward_passes, samples = GradientCost.total([gradient_cost, GradientCost(len(sizes), sum(sizes))])
+    cost += Cost(backward_passes=len(sizes), samples=sum(sizes))  # of the pilot gradients
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
         examples = torch.from_numpy(indices[positions]).to(z.device)
         batch = problem.batch(examples, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, training.schedule, training.descent)
-        backward_passes += gradient.passes
-        samples += gradient.passes * len(positions)
+        cost.backward_passes += gradient.passes
+        cost.samples += gradient.passes * len(positions)
         loss = loss + gradient.loss
     new_state, message = algorithm.finish(local)
     add_products(problem, cohort_buffers.statistics[row], local.drift.y)
@@ -307,8 +295,8 @@ def train_client(
         lr_sum=message.lr_sum,
         loss=loss,
         steps=len(batches),
-        backward_passes=backward_passes,
-        samples=samples,
+        backward_passes=cost.backward_passes,
+        samples=cost.samples,
         integer_buffers=integer_buffers,
     )
 
@@ -348,7 +336,7 @@ def write_full_gradient(
     row: int,
     client: int,
     indices: np.ndarray,
-) -> GradientCost:
+) -> Cost:
     """Write a client's ``full_gradient`` into its row of ``cohort_buffers.gradient``; this also seeds dropout."""
     seed_torch(training.seed, "whole gradient dropout", round, client)
     gradient, cost = full_gradient(problem, training, cohort_buffers, round, row, client, indices)
@@ -365,7 +353,7 @@ def full_gradient(
     row: int,
     client: int,
     indices: np.ndarray,
-) -> tuple[Tensor, GradientCost]:
+) -> tuple[Tensor, Cost]:
     """The gradient of a client's whole dataset at the model from which it starts, without augmentation.
 
     If the drift limits the number of batches, the gradient uses a random part of the dataset.
@@ -396,4 +384,4 @@ def full_gradient(
         batch = Batch(problem.normalised(examples.inputs), examples.targets)
         _, gradient = problem.loss_and_gradient(point, buffers, batch)
         mean_gradient.add_(gradient, alpha=len(examples) / size)
-    return mean_gradient, GradientCost(ceil(size / batch_size), size)
+    return mean_gradient, Cost(backward_passes=ceil(size / batch_size), samples=size)

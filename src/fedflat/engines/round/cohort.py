@@ -21,7 +21,7 @@ from fedflat.engines.round.aggregation import (
     weighted_sum,
     weights_by_samples,
 )
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.client import ClientReport, CohortBuffers
 from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.privacy import protect_means, protect_rows
 
@@ -78,7 +78,7 @@ def reduce_rows(
     cohort_buffers: CohortBuffers,
     cohort: list[Client],
     reports: list[ClientReport],
-    gradient_cost: GradientCost,
+    gradient_cost: Cost,
     server: States,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> Outcome:
@@ -129,7 +129,7 @@ def reduce_groups(
     cohort_buffers: CohortBuffers,
     groups: list[list[Client]],
     reports: list[ClientReport],
-    gradient_cost: GradientCost,
+    gradient_cost: Cost,
     server: States,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> list[Outcome]:
@@ -143,7 +143,7 @@ def reduce_groups(
         rows_of_group = cohort_buffers.part(rows) if len(groups) > 1 else cohort_buffers
         own = reports[rows], gradient_cost, server, None if states is None else states[rows]
         outcomes.append(reduce_rows(training, round, model, z, rows_of_group, group, *own))
-        first, gradient_cost = rows.stop, GradientCost()  # a common gradient is counted once
+        first, gradient_cost = rows.stop, Cost()  # a common gradient is counted once
     return outcomes
 
 
@@ -208,7 +208,7 @@ def build_outcome(
     reports: list[ClientReport],
     common_gradient: Tensor | None,
     rows: CohortRows | None,
-    gradient_cost: GradientCost,
+    gradient_cost: Cost,
 ) -> Outcome:
     """Build the outcome of a round.
 
@@ -241,9 +241,9 @@ def build_outcome(
         common_gradient=common_gradient,
     )
     statistics_sent = 0 if training.own_statistics else len(model.buffers)  # in both directions
-    cost = Cost(
-        backward_passes=gradient_cost.backward_passes + sum(report.backward_passes for report in reports),
-        samples=gradient_cost.samples + sum(report.samples for report in reports),
+    cost = gradient_cost + Cost(
+        backward_passes=sum(report.backward_passes for report in reports),
+        samples=sum(report.samples for report in reports),
         floats_down=count * (training.algorithm.floats_down(size) + statistics_sent),
         floats_up=count * (training.algorithm.floats_up(size) + statistics_sent),
     )
@@ -296,7 +296,7 @@ class CohortEngine(ABC):
         cohort_buffers = self.allocate(training, len(cohort), model.weights)
         z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
         cohort_buffers.copy_inputs(z, server, model.buffers, cohort)
-        gradient_cost = GradientCost()
+        gradient_cost = Cost()
         if training.algorithm.drift.full_gradient == "common":  # clients need the cohort's mean gradient at z to train
             gradient_cost = self.compute_full_gradients(training, round, cohort_buffers, cohort)
             weights = weights_by_samples([len(client.indices) for client in cohort])
@@ -312,7 +312,7 @@ class CohortEngine(ABC):
     @abstractmethod
     def compute_full_gradients(
         self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
-    ) -> GradientCost:
+    ) -> Cost:
         """Write each client's full-batch gradient at ``cohort_buffers.z`` into its row of ``cohort_buffers.gradient``.
 
         Returns the total cost.
@@ -333,5 +333,5 @@ class CohortEngine(ABC):
         training.
         """
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
-        """Prepare a later round; ``cohort`` lists (client, indices). By default there is nothing to prepare."""
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
+        """Prepare a later round; ``clients`` lists (number, indices). By default there is nothing to prepare."""

@@ -161,10 +161,10 @@ class Engine(Protocol):
         """
         ...
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
         """Prepare a later round while the device is busy; engines that cannot do so ignore the call.
 
-        ``cohort`` lists, for each client, its number and the positions of its examples in the training set.
+        ``clients`` lists, for each client, its number and the positions of its examples in the training set.
         """
         ...
 

@@ -23,8 +23,7 @@ from fedflat.engines.round.contract import Client, Cost, Engine, GroupEngine, Ou
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.setup.timing import check_asynchronous, policy_of
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState, with_prefix
-from fedflat.experiment.timeline.synchronous import TimedTimeline
-from fedflat.experiment.timeline.timeline import ReadClient, TimelineSetup, TrainedRound
+from fedflat.experiment.timeline.timeline import ReadClient, TimedTimeline, TimelineSetup, TrainedRound
 from fedflat.timing import WAIT_SECONDS, ArrivalSimulation, Asynchronous, Flight, ServerUpdate, SimulationState
 
 

@@ -1,4 +1,4 @@
-"""The timeline of a run without virtual time, and the interface of all timelines."""
+"""The timeline of a run without virtual time, and the base class of those with virtual time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, Cost, Engine, Outcome, Training
+from fedflat.engines.round.plan import generator
+from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import sampler_of
+from fedflat.experiment.setup.timing import client_clock
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState
 
 ReadClient = Callable[[int], Client]
@@ -110,3 +113,41 @@ class Timeline:
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Continue from the state in a checkpoint."""
+
+
+class TimedTimeline(Timeline):
+    """Keeps virtual time.
+
+    Attributes:
+        clock: the clients' times.
+        seconds: virtual time at the end of the last round.
+    """
+
+    def __init__(self, setup: TimelineSetup) -> None:
+        """Start at virtual time 0; raises a ``UserError`` if a trace does not describe all clients."""
+        super().__init__(setup)
+        self.seconds = 0.0
+        self.clock = client_clock(setup.config, setup.algorithm, setup.problem)
+        self.clock.clock.check(len(setup.indices))
+        self._digests = self.clock.clock.digests()
+
+    def metrics(self) -> dict[str, Any]:
+        return {"virtual_seconds": self.seconds, "idle_rounds": self.idle_rounds}
+
+    def state(self) -> TimelineState:
+        values = {"seconds": self.seconds, "idle_rounds": self.idle_rounds, "traces": self._digests}
+        return TimelineState({}, values)
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Continue from the state in a checkpoint; raises a ``UserError`` if a trace has changed since."""
+        changed = [path for path, digest in self._digests.items() if values["traces"].get(path) != digest]
+        if changed:
+            raise UserError(f"the trace {changed[0]} has changed since the run began; restore it to resume the run")
+        self.seconds, self.idle_rounds = values["seconds"], values["idle_rounds"]
+
+    def sample(self, round: int, size: int, time: float) -> list[int]:
+        """Sample clients among those that are available; if all always are, as in a run without a clock."""
+        if self.clock.always_available:
+            return super().sample(round, size, time)
+        rng = generator(self.setup.config.seed, "cohort", round)
+        return self.clock.choose(rng, len(self.setup.indices), size, time, set())
