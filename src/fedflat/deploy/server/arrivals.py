@@ -35,10 +35,10 @@ def keep_on_disk(arrays: Mapping[str, np.ndarray], folder: Path) -> dict[str, np
 
     The file has no name, so it disappears with the arrays, even if the process is killed.
     """
-    kept = dict(arrays)
+    result = dict(arrays)
     large = {name: array for name, array in arrays.items() if array.nbytes >= LARGE}
     if not large:
-        return kept
+        return result
     with explain_os_error(folder), TemporaryFile(dir=folder) as file:
         starts = {}
         for name, array in large.items():
@@ -51,8 +51,8 @@ def keep_on_disk(arrays: Mapping[str, np.ndarray], folder: Path) -> dict[str, np
         mapped = np.memmap(file, np.uint8, "c")
         for name, array in large.items():
             content = mapped[starts[name] : starts[name] + array.nbytes]
-            kept[name] = content.view(array.dtype).reshape(array.shape)
-    return kept
+            result[name] = content.view(array.dtype).reshape(array.shape)
+    return result
 
 
 def sum_one_by_one(count: int, weighted: Callable[[int], WeightedRows]) -> dict[str, Tensor]:

@@ -244,8 +244,8 @@ class RoundAttempt:
             arrays = numpy_of(received)
             flaw = find_wrong_array(arrays, specs)
             if not flaw:
-                kept = keep_on_disk(arrays, engine.ledger.path.parent)
-                updates[client] = Update(client, kept, numbers_of(records))
+                mapped = keep_on_disk(arrays, engine.ledger.path.parent)
+                updates[client] = Update(client, mapped, numbers_of(records))
             received.clear()  # Flower's records are reference cycles, which Python frees late
             return flaw
 

@@ -141,8 +141,9 @@ def reduce_groups(
     for group in groups:
         rows = slice(first, first + len(group))
         rows_of_group = cohort_buffers.part(rows) if len(groups) > 1 else cohort_buffers
-        own = reports[rows], gradient_cost, server, None if states is None else states[rows]
-        outcomes.append(reduce_rows(training, round, model, z, rows_of_group, group, *own))
+        new_states = None if states is None else states[rows]
+        arguments = reports[rows], gradient_cost, server, new_states
+        outcomes.append(reduce_rows(training, round, model, z, rows_of_group, group, *arguments))
         first, gradient_cost = rows.stop, Cost()  # a common gradient is counted once
     return outcomes
 
