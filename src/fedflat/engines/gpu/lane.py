@@ -143,13 +143,8 @@ class Lane:
         self, problem: Problem, training: Training, cohort_buffers: CohortBuffers, local_step: LocalStep
     ) -> None:
         """Allocate the tensors that captured steps read and write; ``local_step`` takes one local step."""
-        self.problem, self.training, self.cohort_buffers, self.local_step = (
-            problem,
-            training,
-            cohort_buffers,
-            local_step,
-        )
-        z = cohort_buffers.z
+        self.problem, self.training, self.local_step = problem, training, local_step
+        self.cohort_buffers, z = cohort_buffers, cohort_buffers.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None  # memory that the graphs share
         self._pool_bytes = 0
