@@ -166,8 +166,8 @@ class Lane:
         self.local: LocalState | None = None
         self.finished: tuple[States, Message] | None = None
         self.passes = 0  # backward passes per step
-        # Of the loaded client: its row, the size of each batch, and the cost of its full-batch gradient, if needed.
-        self._row, self._sizes, self._gradient_cost = 0, [0], Cost()
+        # Of the loaded client: its row, the size of each batch, and the cost of gradients before its first step.
+        self._row, self._sizes, self._cost_before_steps = 0, [0], Cost()
         self._label_scalars: State = {}  # of the loaded client, if the client weights need them
 
     def on_stream(self) -> AbstractContextManager[Any]:
@@ -201,12 +201,12 @@ class Lane:
             integer_buffers: integer buffers of the server's model, by name.
         """
         training, cohort_buffers = self.training, self.cohort_buffers
-        self._row, self._sizes, self._gradient_cost = row, batches.sizes, Cost()
+        self._row, self._sizes, self._cost_before_steps = row, batches.sizes, Cost()
         self._load_batches(batches)
         for name, rows in cohort_buffers.client_states.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            gradient, self._gradient_cost = full_gradient(
+            gradient, self._cost_before_steps = full_gradient(
                 self.problem, training, cohort_buffers, round, row, client.number, client.indices
             )
             self.own_gradient.copy_(gradient)
@@ -259,15 +259,15 @@ class Lane:
             lr_sum=message.lr_sum.clone(),
             loss=self.loss.clone(),
             steps=self.step_count,
-            backward_passes=self._gradient_cost.backward_passes + self.passes * self.step_count,
-            samples=self._gradient_cost.samples + self.passes * sum(self._sizes),
+            backward_passes=self._cost_before_steps.backward_passes + self.passes * self.step_count,
+            samples=self._cost_before_steps.samples + self.passes * sum(self._sizes),
             integer_buffers={name: value.clone() for name, value in self.integer_buffers.items()},
         )
 
     def _load_pilot(self, round: int, row: int, client: Client) -> None:
         """Compute the pilot gradients of the client in ``row``, and copy them to the tensors that ``begin`` reads."""
         start = self.training.algorithm.local_start(self.cohort_buffers.z, self.cohort_buffers.client_state(row))
-        pilot, sizes = pilot_gradients(
+        pilot, cost = pilot_gradients(
             self.problem,
             self.training,
             start,
@@ -279,7 +279,7 @@ class Lane:
         assert pilot is not None and self.pilot is not None
         self.pilot.gradient.copy_(pilot.gradient)
         self.pilot.norm.copy_(pilot.norm)
-        self._gradient_cost += Cost(backward_passes=len(sizes), samples=sum(sizes))
+        self._cost_before_steps += cost
 
     def _load_batches(self, batches: ClientBatches) -> None:
         """Copy a client's batches to the tensors that the captured step reads.

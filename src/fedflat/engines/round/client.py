@@ -266,18 +266,19 @@ def train_client(
     )
     integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
     # BatchNorm statistics are views of the client's row, so a step that updates them writes them into the row.
-    buffers = {**problem.buffer_layout.views(cohort_buffers.statistics[row]), **integer_buffers}
+    statistics = cohort_buffers.statistics[row]
+    buffers = {**problem.buffer_layout.views(statistics), **integer_buffers}
     state = cohort_buffers.client_state(row)
     start = algorithm.local_start(z, state)
-    pilot, sizes = pilot_gradients(problem, training, start, cohort_buffers.statistics[row], round, client, indices)
+    pilot, pilot_cost = pilot_gradients(problem, training, start, statistics, round, client, indices)
     seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
-    own_gradient, cost = None, Cost()
+    own_gradient, gradient_cost = None, Cost()
     if algorithm.drift.full_gradient == "own":
-        own_gradient, cost = full_gradient(problem, training, cohort_buffers, round, row, client, indices)
+        own_gradient, gradient_cost = full_gradient(problem, training, cohort_buffers, round, row, client, indices)
     round_scalar, steps = (torch.tensor(number, dtype=z.dtype, device=z.device) for number in (round, len(batches)))
     local = begin_client(problem, training, cohort_buffers, state, round_scalar, steps, own_gradient, pilot)
-    cost += Cost(backward_passes=len(sizes), samples=sum(sizes))  # of the pilot gradients
+    cost = pilot_cost + gradient_cost
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
         examples = torch.from_numpy(indices[positions]).to(z.device)
@@ -288,7 +289,7 @@ def train_client(
         cost.samples += gradient.passes * len(positions)
         loss = loss + gradient.loss
     new_state, message = algorithm.finish(local)
-    add_products(problem, cohort_buffers.statistics[row], local.drift.y)
+    add_products(problem, statistics, local.drift.y)
     message.sent["weights"] = label_scalars(problem, training, indices)
     cohort_buffers.write(row, new_state, message)
     return ClientReport(
