@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from flwr.app import Message, RecordDict
 
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.settings import config_of
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.deploy.trust.signatures import read_private_key, read_site_list
 from fedflat.errors import UserError
@@ -63,7 +63,7 @@ def test_a_node_without_the_sites_key_cannot_replace_it(
     assert trained == {100, 101, 102}
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
     assert lines_of(tmp_path)[0]["sites"] == {"0": "site-0", "1": "hospital-b", "2": "site-2"}
-    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
+    assert torch.equal(record.models["server"].weights, Run(config_of(settings)).execute().models["server"].weights)
 
 
 def test_a_client_outside_the_list_cannot_join(tmp_path: Path, keys: Path) -> None:

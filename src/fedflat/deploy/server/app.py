@@ -25,8 +25,8 @@ from fedflat.deploy.settings import (
     NO_TRACKING,
     Deployment,
     check_deployment,
+    config_of,
     deployment_of,
-    experiment_of,
     require_minimum,
     settings_digest,
 )
@@ -104,7 +104,7 @@ def serve(
     Returns:
         The record of the run.
     """
-    config = name_user_objects(experiment_of(run_config), data, model)
+    config = name_user_objects(config_of(run_config), data, model)
     deployment = deployment_of(run_config)
     check_deployment(config, deployment)
     folder = RunFolder(absolute_path(deployment.out))

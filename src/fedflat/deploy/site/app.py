@@ -28,7 +28,7 @@ from fedflat.deploy.flower.wire import (
     refusal,
     tensors_of,
 )
-from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, config_of, deployment_of
 from fedflat.deploy.site.client_memory import ClientMemory, require_writable
 from fedflat.deploy.site.policy import SCORES, SitePolicy
 from fedflat.deploy.site.secure_aggregation import SiteSum, summable
@@ -63,7 +63,7 @@ def client_app(
     def build_site(context: Context, policy: SitePolicy) -> Site:
         """Build the site for one message: Flower handles every message in a new process."""
         return Site(
-            experiment_of(context.run_config),
+            config_of(context.run_config),
             policy.client,
             policy.folder,
             _load_own_data(data, policy.client, context.node_config) if data else None,
@@ -115,7 +115,7 @@ class _Request(NamedTuple):
         """Return the sum that the answer belongs to, before any work on it; None without secure aggregation."""
         if not self.deployment.secure_aggregation:
             return None
-        algorithm = experiment_of(self.context.run_config).algorithm
+        algorithm = config_of(self.context.run_config).algorithm
         require_support(self.site.training, self.site.problem, algorithm, self.deployment)
         secure_sum = SiteSum(self.message.content, self.context, self.policy)
         secure_sum.open(kind, len(self.site.indices))
