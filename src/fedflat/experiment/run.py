@@ -317,13 +317,13 @@ class Run:
         folder, init_rounds = self.folder, self.config.init_rounds
         if folder:
             if not self._resume:
-                inputs = provenance(self.partition, self.problem.data, self._user_objects)
-                folder.create(self.config, inputs, self.metric, self.lower_is_better)
+                initial_inputs = provenance(self.partition, self.problem.data, self._user_objects)
+                folder.create(self.config, initial_inputs, self.metric, self.lower_is_better)
             folder.acquire_lock()
         checkpoint = last_checkpoint(folder, self.config, self._frozen_hash, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
-            inputs = fingerprints({**self._user_objects, "data": self.problem.data})
-            require_same_inputs(folder, inputs, self.partition.digest())
+            current_inputs = fingerprints({**self._user_objects, "data": self.problem.data})
+            require_same_inputs(folder, current_inputs, self.partition.digest())
         open_rows = partial(self._open_rows, "clients")
         self._clients = ClientStateStore(self.algorithm, self.server.model, self.training.own_statistics, open_rows)
         flat_model = _flat(self.server.model)

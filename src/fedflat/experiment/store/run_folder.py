@@ -93,12 +93,12 @@ class RunFolder:
         """The end of an error message about lost or damaged files, after the advice to restore them."""
         return f"or start again (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
-    def create(self, config: Config, partition: Mapping[str, Any], metric: str, lower_is_better: bool = False) -> None:
+    def create(self, config: Config, inputs: Mapping[str, Any], metric: str, lower_is_better: bool = False) -> None:
         """Create the folder of a new run.
 
         Args:
             config: the run's config.
-            partition: content of ``partition.json``, as returned by ``provenance``.
+            inputs: content of ``partition.json``, as returned by ``provenance``.
             metric: name of the primary metric.
             lower_is_better: whether lower values of that metric are better.
 
@@ -110,7 +110,7 @@ class RunFolder:
         try:
             self._require_new()  # another process may have been first
             create_folder(self.path / "state")
-            write_atomically(self.path / "partition.json", json.dumps(partition) + "\n")
+            write_atomically(self.path / "partition.json", json.dumps(inputs) + "\n")
             if plugins := plugins_to_record(config.to_yaml()):
                 write_atomically(self.path / PLUGINS, json.dumps(plugins) + "\n")
             averages = [average_name(average) for average in algorithm(config.algorithm).averages]
