@@ -19,7 +19,8 @@ import fedflat
 from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
-from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.experiment.analysis.landscapes import landscapes, plane
 from fedflat.experiment.analysis.run_model import RunModel
@@ -63,10 +64,10 @@ def trajectories(
         local_paths.append([])
         for client in cohort:
             outcomes = [engine.train(training(k), round, model, server, [client]) for k in range(1, steps + 1)]
-            points = [path[-1] + outcome.returned.displacement.numpy() for outcome in outcomes]
+            points = [path[-1] + outcome.cohort_means.displacement.numpy() for outcome in outcomes]
             local_paths[-1].append(np.stack([path[-1], *points]))
         outcome = engine.train(training(steps), round, model, server, cohort)
-        weights, server = algorithm.aggregate(outcome.returned, outcome.means, server)
+        weights, server = algorithm.aggregate(outcome.cohort_means, outcome.message_means, server)
         model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         states = [client.state for client in outcome.clients]
         path.append(weights.numpy().copy())

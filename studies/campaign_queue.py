@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
 
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.papers import find_table
 from fedflat.papers.cells import Cell
 from fedflat.papers.cost import gpu_seconds
@@ -54,7 +54,7 @@ class Stage:
                 "compile": options.compile,
                 "checkpoint_every": options.checkpoint_every,
             }
-            return config(values)
+            return parse_config(values)
 
         return Deviations(options.small, rounds, options.data_dir, change)
 

@@ -26,7 +26,7 @@ import torch
 from fedflat import UserError
 from fedflat.bench.machine import hardware, versions
 from fedflat.bench.setting import BenchmarkSetting
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 
 CLOCK = "lognormal(sigma=0.6)+uplink(mbps=10)"
@@ -52,9 +52,9 @@ class TimedRun:
         values["federation"] |= federation
         # One more round, which is not executed, because the last round ends with an evaluation.
         values["training"]["rounds"] = values["evaluation"]["every"] = WARM_UP[setting.device] + rounds + 1
-        self.run = Run(config(values), data=data)
+        self.run = Run(parse_config(values), data=data)
         self.block_seconds: list[float] = []
-        self._steps: Generator[int, None, None] = self.run.steps()
+        self._steps: Generator[int, None, None] = self.run.train_rounds()
 
     def advance(self, rounds: int) -> float:
         """Train some rounds and wait for a GPU; returns the duration in seconds, on a CPU that of this process."""

@@ -19,7 +19,8 @@ from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.data.batches import Batch
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Aggregation, Client, Engine, ModelState, Outcome, Training
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.text import show
 
@@ -199,7 +200,7 @@ def walk(
     for round, cohort in enumerate(setting.cohorts):
         members = [Client(i, np.arange(starts[i], starts[i + 1]), states[i]) for i in cohort]
         outcome = engine.train(training, round, model, server, members)
-        x, server = built.aggregate(outcome.returned, outcome.means, server)
+        x, server = built.aggregate(outcome.cohort_means, outcome.message_means, server)
         model = ModelState(x, outcome.buffers, outcome.integer_buffers)
         if not forget:
             states = states | {client.number: client.state for client in outcome.clients}

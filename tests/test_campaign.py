@@ -72,12 +72,14 @@ def test_runs_what_is_missing_once(campaign: ModuleType, tmp_path: Path) -> None
     assert (tmp_path / "log").read_text() == log
 
 
-def test_never_starts_what_does_not_fit(campaign: ModuleType, tmp_path: Path) -> None:
+def test_jobs_longer_than_the_time_limit_are_not_started(campaign: ModuleType, tmp_path: Path) -> None:
     campaign.main(small(tmp_path, "--only", JOB, "--rounds", "3", "--minutes", "0.5"))
     assert not (tmp_path / "results").exists()
 
 
-def test_reports_what_it_cannot_run(campaign: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_that_cannot_run_are_reported(
+    campaign: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for trial in (["--small"], ["--rounds", "3"]):
         with pytest.raises(SystemExit):
             campaign.main(trial)

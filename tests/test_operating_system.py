@@ -22,7 +22,7 @@ CALLS = re.compile(
 )
 
 
-def test_only_one_module_makes_them() -> None:
+def test_only_one_module_calls_the_operating_system() -> None:
     files = {path for path in PACKAGE.rglob("*.py") if CALLS.search(path.read_text("utf-8"))}
     assert files == {Path(operating_system.__file__), *LINUX_ONLY}
 

@@ -11,7 +11,7 @@ import pytest
 import fedflat
 from fedflat.data import canonical_dataset
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.text import make, param, parse, parse_one, respell, show
 
 
@@ -35,9 +35,9 @@ def test_a_literal_parameter_accepts_its_choices():
 
 def test_dataset_names_may_contain_hyphens():
     assert canonical_dataset("fashion-mnist") == canonical_dataset("fashion_mnist") == "fashion_mnist"
-    assert config({"data": {"dataset": "tiny-imagenet"}}) == config({"data": {"dataset": "tiny_imagenet"}})
-    assert config({"data": {"dataset": "custom:my-own"}}).data.dataset == "custom:my-own"
-    assert config({"data": {"dataset": "arrays(path=/my-file.npz)"}}).data.dataset == "arrays(path=/my-file.npz)"
+    assert parse_config({"data": {"dataset": "tiny-imagenet"}}) == parse_config({"data": {"dataset": "tiny_imagenet"}})
+    assert parse_config({"data": {"dataset": "custom:my-own"}}).data.dataset == "custom:my-own"
+    assert parse_config({"data": {"dataset": "arrays(path=/my-file.npz)"}}).data.dataset == "arrays(path=/my-file.npz)"
 
 
 def test_a_mistyped_name_with_hyphens_gets_a_suggestion():
@@ -129,5 +129,5 @@ def test_texts_are_respelled_and_paths_become_absolute(tmp_path, monkeypatch):
 
 def test_users_may_write_names_and_files_naturally(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    data = config({"data": {"dataset": "wine.npz", "partition": "dirichlet(0.3)"}}).data
+    data = parse_config({"data": {"dataset": "wine.npz", "partition": "dirichlet(0.3)"}}).data
     assert (data.dataset, data.partition) == (f"arrays(path={tmp_path}/wine.npz)", "dirichlet(alpha=0.3)")

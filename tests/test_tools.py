@@ -112,7 +112,7 @@ def test_a_release_is_prepared_only_with_apply(
     ("version", "reason"),
     [("0.2", "expected MAJOR.MINOR.PATCH"), ("0.1.0", "not later than 0.1.0"), ("0.3.0", "has changes")],
 )
-def test_what_must_not_be_released(
+def test_invalid_releases_are_rejected(
     version: str, reason: str, repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if version == "0.3.0":

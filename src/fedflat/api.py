@@ -87,7 +87,7 @@ class Rounds(Iterator[Round]):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._steps = run.steps()  # a generator that trains a round at each step, and pauses the run if closed
+        self._steps = run.train_rounds()  # a generator that trains a round at each step, and pauses the run if closed
         # Pause the run when nothing refers to it any more, and before the interpreter shuts down.
         weakref.finalize(self, self._steps.close)
 

@@ -87,7 +87,7 @@ def test_every_named_algorithm_is_in_the_overview() -> None:
 
 
 @pytest.mark.parametrize("text", OVERVIEW)
-def test_communication(text: str) -> None:
+def test_floats_sent_per_client(text: str) -> None:
     down, up, _, _ = OVERVIEW[text]
     built = algorithm(text)
     assert 0 <= built.floats_down(MANY) - down * MANY < 10

@@ -165,7 +165,7 @@ def test_asam_scales_what_is_named_weight(scope: str, eta: float) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_models_to_evaluate_beside_x(setting: str) -> None:
+def test_feddyn_evaluates_the_active_mean_and_on_request_the_mean_of_all_clients(setting: str) -> None:
     dyn, trace = library("feddyn(alpha=0.3,all_mean=true)", setting), reference("feddyn", setting, alpha=0.3)
     agree(dyn, trace, "feddyn", {"alpha": 0.3})
     same([models["active mean"] for models in dyn.evaluated], trace.evaluated["active_mean"])
@@ -195,8 +195,8 @@ def test_the_active_mean_is_the_mean_of_the_cohorts_models_or_not_offered() -> N
 
 def test_fedacg_broadcasts_its_look_ahead() -> None:
     walked, trace = library("fedacg(lam=0.6,beta=0.3)", "partial"), reference("fedacg", "partial", lam=0.6, beta=0.3)
-    same([outcome.returned.z for outcome in walked.outcomes], [state["z"] for state in trace.server])
-    same([outcome.returned.x for outcome in walked.outcomes], [PARTIAL.x0, *trace.x[:-1]])
+    same([outcome.cohort_means.z for outcome in walked.outcomes], [state["z"] for state in trace.server])
+    same([outcome.cohort_means.x for outcome in walked.outcomes], [PARTIAL.x0, *trace.x[:-1]])
 
 
 def test_fedlesam_keeps_the_model_received_or_the_last_step() -> None:
@@ -221,7 +221,7 @@ def test_fedlesam_on_fedacg_tells_the_models_received_from_the_servers() -> None
     walked = library("fedacg+lesam(rho=0.5)", "partial")
     for t, cohort in enumerate(PARTIAL.cohorts):
         for i in cohort:
-            same(walked.clients[t][i]["perturbation"]["last"], walked.outcomes[t].returned.z)
+            same(walked.clients[t][i]["perturbation"]["last"], walked.outcomes[t].cohort_means.z)
     walked = library("fedacg+lesam(rho=0.5,direction=global)", "partial")
     same([state["perturbation"]["step"] for state in walked.server], np.diff([PARTIAL.x0, *walked.x], axis=0))
 
@@ -229,7 +229,10 @@ def test_fedlesam_on_fedacg_tells_the_models_received_from_the_servers() -> None
 @pytest.mark.parametrize("signal", ["agreement", "disagreement"])
 def test_fedwmsam_signal(signal: str) -> None:
     walked, trace = (run("fedwmsam", "partial", signal=signal, lam=0.5) for run in (_walked, reference))
-    same([outcome.means["drift"]["signal"] for outcome in walked.outcomes], [state["signal"] for state in trace.server])
+    same(
+        [outcome.message_means["drift"]["signal"] for outcome in walked.outcomes],
+        [state["signal"] for state in trace.server],
+    )
 
 
 def _walked(method: str, setting: str, **parameters: Any) -> Walk:
@@ -280,14 +283,14 @@ def test_displacements_follow_the_weights_and_everything_else_is_uniform(text: s
         now = {i: state["drift"][own].numpy() for i, state in walked.clients[t].items()}
         H = {i: n[i] * setting.eta[t] for i in cohort}
         D = {i: now[i] - kept[i] if text == "feddyn" else -H[i] * (now[i] - kept[i] + server) for i in cohort}
-        returned = walked.outcomes[t].returned
-        same(returned.displacement, sum(n[i] * D[i] for i in cohort) / n[cohort].sum())
-        same(returned.uniform, np.mean(list(D.values()), 0))
-        same(returned.direction, np.mean([-D[i] / H[i] for i in cohort], 0))
+        means = walked.outcomes[t].cohort_means
+        same(means.displacement, sum(n[i] * D[i] for i in cohort) / n[cohort].sum())
+        same(means.uniform, np.mean(list(D.values()), 0))
+        same(means.direction, np.mean([-D[i] / H[i] for i in cohort], 0))
         kept, server = now, walked.server[t]["drift"][common].numpy()
         if text != "fedmo":
             same(server, np.mean(list(kept.values()), 0))
-        same(walked.x[t], x + returned.displacement.numpy() + (server if text == "feddyn" else 0.0))
+        same(walked.x[t], x + means.displacement.numpy() + (server if text == "feddyn" else 0.0))
         x = walked.x[t]
 
 
@@ -307,7 +310,7 @@ def test_a_message_is_averaged_with_the_weights_that_it_declares() -> None:
     uniform, samples = n.mean(), (n**2).sum() / n.sum()
     for weighting, aggregation in (("uniform", uniform), ("samples", samples)):
         outcome = walk(Algorithm(SendsSteps()), uneven(FULL), weighting=weighting, quick=True).outcomes[0]
-        same(list(outcome.means["drift"].values()), [uniform, samples, aggregation], atol=1e-12)
+        same(list(outcome.message_means["drift"].values()), [uniform, samples, aggregation], atol=1e-12)
 
 
 def test_golden_setting_is_what_golden_says() -> None:

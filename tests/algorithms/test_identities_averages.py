@@ -151,7 +151,7 @@ def test_floating_point_does_not_shift_the_start() -> None:
 
 @pytest.mark.parametrize("average", [Swa(start=0.3), Swa(start=0.3, weighting="literal"), Wima(window=6), Ema()])
 @pytest.mark.parametrize("stop", [1, 5, 13, 20, 33])
-def test_an_average_goes_on_where_it_was_left(average: Average, stop: int) -> None:
+def test_an_average_resumes_from_its_saved_state(average: Average, stop: int) -> None:
     rows = RowStore()
     info = RunInfo(T, 4, CLASSIFIER, lambda name, count: rows)
     found = []

@@ -56,7 +56,7 @@ def test_104_fedgloss_is_feddyn_with_gradients_at_two_offsets() -> None:
 def test_fedgloss_evaluates_the_mean_of_the_clients_models() -> None:
     walked = library("fedgloss(server_rho=0.4)", "partial")
     for outcome, models in zip(walked.outcomes, walked.evaluated, strict=True):
-        same(models["active mean"], outcome.returned.z + outcome.returned.displacement)
+        same(models["active mean"], outcome.cohort_means.z + outcome.cohort_means.displacement)
 
 
 def test_111_112_the_momentum_of_fednsam_is_the_last_step() -> None:
@@ -243,7 +243,9 @@ def test_133_effective_steps() -> None:
     for (momentum, mu), steps in expected.items():
         same([effective_steps(K, 0.1, momentum, mu) for K in (2, 4)], steps, atol=1e-12)
         setting = FEDNOVA.but(cohorts=[[0], [1]])
-        sent = [outcome.means["drift"]["a"] for outcome in nova({"mu": mu}, momentum, setting, quick=True).outcomes]
+        sent = [
+            outcome.message_means["drift"]["a"] for outcome in nova({"mu": mu}, momentum, setting, quick=True).outcomes
+        ]
         same(sent, steps, atol=1e-12)
 
 
@@ -253,7 +255,7 @@ def test_effective_steps_follow_the_learning_rates_of_a_round() -> None:
     linear = walk("fednova+linear(final_lr=0.5)", FEDNOVA, decay=DECAY, descent=descent, quick=True).outcomes
     expected = {0: 1 + 0.75, 1: 1 + 0.875 + 0.75 + 0.625}
     for cohort, outcome in zip(FEDNOVA.cohorts, linear, strict=True):
-        same(outcome.means["drift"]["a"], np.mean([expected[i] for i in cohort]), atol=1e-12)
+        same(outcome.message_means["drift"]["a"], np.mean([expected[i] for i in cohort]), atol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -263,7 +265,7 @@ def test_fednova_agrees_with_the_reference_with_local_momentum(momentum: float) 
     same(nova({"mu": 0.3}, momentum, setting, quick=True).x, trace.x)
 
 
-def test_134_135_where_fednova_ends() -> None:
+def test_134_135_the_limit_of_fednova() -> None:
     three = bed().but(eta=0.2, steps=STEPS[:3], cohorts=[[0, 1, 2]] * 30)
     A, b = three.problem.A[:3], three.problem.b[:3]
     three = three.but(problem=Quadratics(A, b))

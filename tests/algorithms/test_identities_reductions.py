@@ -28,7 +28,7 @@ REDUCTIONS = [
 
 
 @pytest.mark.parametrize("identity", REDUCTIONS, ids=str)
-def test_reduction(identity: Identity) -> None:
+def test_an_algorithm_reduces_to_another(identity: Identity) -> None:
     """In the most general setting; full participation and equal steps are special cases of it."""
     (left, ours), (right, theirs) = identity.sides
     same(named(left, "uneven-partial", **ours).x, reference(right, "uneven-partial", **theirs).x)
@@ -144,7 +144,7 @@ def test_21_fedyogi() -> None:
     walked = library("fedyogi(v_init=0.3,beta2=0.9)", "partial")
     v = np.full(6, 0.3)
     for outcome, state in zip(walked.outcomes, walked.server, strict=True):
-        squared, after = outcome.returned.displacement.numpy() ** 2, state["server"]["v"].numpy()
+        squared, after = outcome.cohort_means.displacement.numpy() ** 2, state["server"]["v"].numpy()
         same(np.abs(after - v), 0.1 * squared)
         same(np.sign(after - v), np.sign(squared - v))
         v = after

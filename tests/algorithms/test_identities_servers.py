@@ -17,6 +17,7 @@ from fedflat.algorithms.weights import Aligned, ClientRows, Disco
 from fedflat.algorithms.weights.awa import logit_gradient
 from fedflat.data import Examples
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
+from fedflat.engines.round.contract import Cost
 from fedflat.engines.round.plan import Plan
 from fedflat.testing import cohort_means
 
@@ -35,7 +36,7 @@ def test_golden_learning_rates_of_fedexp(scale: str) -> None:
     walked = walk(f"fedexp(eps_scale={scale})", golden(), quick=True)
     before = [golden().x0, *walked.x[:-1]]
     for x, z, outcome, lr in zip(walked.x, before, walked.outcomes, GOLDEN_LRS[scale], strict=True):
-        same(x - z, lr * outcome.returned.displacement.numpy(), atol=1e-10)
+        same(x - z, lr * outcome.cohort_means.displacement.numpy(), atol=1e-10)
 
 
 def test_121_fedexp_with_one_client_is_fedavg() -> None:
@@ -201,7 +202,7 @@ def test_fedscam_takes_its_pilot_where_the_client_starts() -> None:
     last = np.tile(setting.x0, (5, 1))
     for t, cohort in enumerate(setting.cohorts):
         norms = [np.linalg.norm(setting.problem.gradient(i, x + 0.5 * (x - last[i]))) for i in cohort]
-        same(walked.outcomes[t].means["perturbation"]["h"], np.mean(norms))
+        same(walked.outcomes[t].message_means["perturbation"]["h"], np.mean(norms))
         x = walked.x[t]
         for i in cohort:
             last[i] = walked.clients[t][i]["start"]["last"]
@@ -213,13 +214,13 @@ def test_pilot_gradients_of_several_batches() -> None:
         Quadratics(np.stack([np.eye(2), np.eye(2)]), np.array([[3.0, 0.0], [0.0, 4.0]])), np.zeros(2), 0.1, 1
     )
     problem = problem_of(quadratics)  # two samples, one of each client
-    for batch_size, norm, sizes in ((1, 3.5, [1, 1]), (2, 2.5, [2]), (5, 2.5, [2])):
+    for batch_size, norm, batches in ((1, 3.5, 2), (2, 2.5, 1), (5, 2.5, 1)):
         training: Any = SimpleNamespace(
             plan=Plan(batch_size=batch_size), algorithm=algorithm("fedscam(batches=2)"), seed=0
         )
         point, none = torch.zeros(2, dtype=torch.float64), torch.zeros(0)
-        pilot, taken = pilot_gradients(problem, training, point, none, 0, 0, np.arange(2))
-        assert pilot is not None and taken == sizes
+        pilot, cost = pilot_gradients(problem, training, point, none, 0, 0, np.arange(2))
+        assert pilot is not None and cost == Cost(backward_passes=batches, samples=2)
         same(pilot.gradient, [-1.5, -2.0])
         same(pilot.norm, norm)
 
@@ -234,15 +235,16 @@ def test_pilot_batches_are_drawn_anew_for_each_client_and_round() -> None:
         training: Any = SimpleNamespace(
             plan=Plan(batch_size=2), algorithm=algorithm(f"fedscam(batches={batches})"), seed=seed
         )
-        pilot, sizes = pilot_gradients(problem, training, point, none, round, client, np.arange(examples))
+        pilot, cost = pilot_gradients(problem, training, point, none, round, client, np.arange(examples))
         assert pilot is not None
-        return float(pilot.gradient) * sum(sizes), sizes
+        return float(pilot.gradient) * cost.samples, cost
 
     assert drawn() == drawn()
     assert len({drawn()[0], drawn(seed=1)[0], drawn(round=1)[0], drawn(client=1)[0]}) == 4
-    assert drawn(examples=5)[1] == [2, 2] and drawn(examples=1)[1] == [1]
-    total, sizes = drawn(examples=7, batches=9)
-    assert sizes == [2, 2, 2] and f"{-round(total):b}".count("1") == 6
+    assert drawn(examples=5)[1] == Cost(backward_passes=2, samples=4)
+    assert drawn(examples=1)[1] == Cost(backward_passes=1, samples=1)
+    total, cost = drawn(examples=7, batches=9)
+    assert cost == Cost(backward_passes=3, samples=6) and f"{-round(total):b}".count("1") == 6
 
 
 def test_labels_are_read_from_the_device_once() -> None:

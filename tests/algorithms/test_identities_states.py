@@ -180,12 +180,13 @@ def test_51_fedwmsams_weight_at_a_constant_signal() -> None:
 
 def test_52_identical_directions_have_no_disagreement() -> None:
     walked = walk("fedwmsam", SLOPE)
-    same([outcome.means["drift"]["signal"] for outcome in walked.outcomes], 0.0, atol=1e-12)
+    same([outcome.message_means["drift"]["signal"] for outcome in walked.outcomes], 0.0, atol=1e-12)
     agreement = walk("fedwmsam(alpha_signal=agreement)", SLOPE)
-    same([outcome.means["drift"]["signal"] for outcome in agreement.outcomes], [0.0, *[1.0] * 5], atol=1e-12)
+    same([outcome.message_means["drift"]["signal"] for outcome in agreement.outcomes], [0.0, *[1.0] * 5], atol=1e-12)
     opposed = golden().but(cohorts=[[0]] * 3, eta=1.5, steps=1)  # one overshooting step back and forth
     signals = [
-        float(outcome.means["drift"]["signal"]) for outcome in walk("fedwmsam(alpha0=1,rho=0)", opposed).outcomes
+        float(outcome.message_means["drift"]["signal"])
+        for outcome in walk("fedwmsam(alpha0=1,rho=0)", opposed).outcomes
     ]
     assert signals[0] == 0.0
     assert max(signals) > 1.0

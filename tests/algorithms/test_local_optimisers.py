@@ -16,7 +16,7 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.local_optimiser import AdamW, LocalOptimiser, Muon
 from fedflat.algorithms.local_optimiser.matrices import by_rank, in_batches, joined, orthogonalised
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.setup.engine import training_of
 from fedflat.models.layout import Layout
 from fedflat.testing import local_context
@@ -202,7 +202,7 @@ def test_runs_reject_settings_and_models_that_an_optimiser_cannot_use() -> None:
     matrix = SimpleNamespace(layout=Layout(("weight",), ((3, 2),)))
 
     def training(text: str, problem: Any, momentum: float = 0.0) -> None:
-        wanted = config({"algorithm": text, "training": {"momentum": momentum}})
+        wanted = parse_config({"algorithm": text, "training": {"momentum": momentum}})
         training_of(wanted, algorithm(text), 10, problem)
 
     for text in ("fedavg+adamw", "local-muon", "fedadamw"):

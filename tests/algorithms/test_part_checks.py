@@ -134,7 +134,7 @@ def test_mistakes_in_a_part_are_clear_errors(mistaken: Algorithm, message: str) 
 
 
 def test_a_scalar_may_be_a_python_number() -> None:
-    assert walk(Algorithm(server=Number()), PARTIAL, quick=True).outcomes[0].means["server"]["norm"] == 0.5
+    assert walk(Algorithm(server=Number()), PARTIAL, quick=True).outcomes[0].message_means["server"]["norm"] == 0.5
 
 
 def test_the_module_of_a_part_is_short() -> None:

@@ -18,7 +18,7 @@ from fedflat.engines.problem.multilabel import MultiLabel
 from fedflat.engines.problem.regression import Regression
 from fedflat.engines.problem.task import CustomLoss, Task, require_distillation
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 
 from ..quadratics import Value, problem_of, text_of, walk
@@ -142,7 +142,7 @@ def test_tasks_without_logits_are_refused_before_training(text: str) -> None:
         settings["federation"] = {"clients_per_round": 2}
         training = {"rounds": 1, "local_steps": 2, "batch_size": 5}
         return Run(
-            config({"algorithm": algorithm, "model": "mlp", "training": training, **settings}),
+            parse_config({"algorithm": algorithm, "model": "mlp", "training": training, **settings}),
             None,
             data=data,
             task=task,

@@ -99,7 +99,7 @@ def test_a_small_benchmark(tmp_path):
         (Request(SMALL, clients=(6, 100)), "60.*100 clients"),
     ],
 )
-def test_what_cannot_be_measured(request_, words, monkeypatch):
+def test_invalid_benchmark_requests_are_rejected(request_, words, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match=words):
         request_.check()
@@ -163,7 +163,7 @@ def test_contenders():
     ]
 
 
-def test_quotients_are_of_rounds_side_by_side(monkeypatch):
+def test_ratios_compare_rounds_that_were_timed_together(monkeypatch):
     monkeypatch.setattr("fedflat.bench.results.available_cores", lambda: 2)
     ours = ContenderResult(Fedflat(SMALL, engine="loop"), [1.0, 3.0, 2.0], 5.0, None, 10)
     plain = ContenderResult(Plain(SMALL), [2.0, 9.0, 4.0], 4.0, None, 10)
@@ -217,14 +217,14 @@ def test_where_nothing_is_measured_the_reason_is_ours_and_not_the_load(monkeypat
             benchmark(Request(SMALL, ("fedsam",), clients=(4,), against=(against,)), "", lambda line: None)
 
 
-def test_a_file_that_cannot_be_written_is_told_of_before_anything_is_measured(tmp_path, monkeypatch):
+def test_an_unwritable_output_file_is_reported_before_the_benchmark(tmp_path, monkeypatch):
     monkeypatch.setattr("fedflat.bench.benchmark.benchmark", lambda *_: pytest.fail("measured for nothing"))
     (tmp_path / "file").touch()
     result = CliRunner().invoke(app, ["bench", "--out", str(tmp_path / "file" / "bench.json")])
     assert result.exit_code == 2 and str(tmp_path / "file") in result.stderr
 
 
-def test_a_processor_without_a_name_is_told_by_its_kind(tmp_path, monkeypatch):
+def test_a_processor_without_a_name_is_reported_by_its_architecture(tmp_path, monkeypatch):
     monkeypatch.setattr("fedflat.bench.machine.PROC", tmp_path)
     monkeypatch.setattr("platform.processor", lambda: "")
     assert hardware()["processor"] == platform.machine()
@@ -244,7 +244,7 @@ class Breaks(LocalContender):
         raise ValueError("out of\norder")
 
 
-def test_a_contender_that_breaks_is_told_of():
+def test_a_contender_that_fails_reports_the_reason():
     ours, theirs = Pipe()
     thread = threading.Thread(target=_run_contender, args=(theirs, Breaks(SMALL)))
     thread.start()
@@ -280,7 +280,7 @@ def test_bad_numbers_of_clients(text):
         split_counts(text)
 
 
-def test_lists():
+def test_lists_are_split_only_outside_parentheses():
     assert split_names("a, b(c=1,d=2),,a") == ["a", "b(c=1,d=2)"]
 
 

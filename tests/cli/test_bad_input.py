@@ -74,14 +74,14 @@ USAGE = {
 
 @pytest.mark.parametrize(("arguments", "sentence"), WRONG.values(), ids=WRONG)
 def test_user_errors_are_one_line(fedflat, arguments, sentence):
-    told(fedflat(*arguments), sentence)
+    assert_error(fedflat(*arguments), sentence)
     assert not list(Path().rglob("config.yaml"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_missing_gpu_is_reported_before_the_download(fedflat):
     result = fedflat("run", "--dataset", "cifar10", "--device", "cuda", "--set", "data.dir=nowhere")
-    told(result, "engine.device=cuda")
+    assert_error(result, "engine.device=cuda")
 
 
 @pytest.mark.parametrize(("arguments", "word"), USAGE.values(), ids=USAGE)
@@ -110,7 +110,7 @@ def test_wrong_usage_exits_with_2(fedflat, arguments, word):
 @pytest.mark.parametrize("flags", [(), ("--rounds", "3"), ("--set", "training.rounds=3")])
 def test_a_wrong_config_file(fedflat, text, sentence, flags):
     Path("c.yaml").write_text(text)
-    told(fedflat("run", "--config", "c.yaml", "--dry-run", *flags), sentence)
+    assert_error(fedflat("run", "--config", "c.yaml", "--dry-run", *flags), sentence)
 
 
 def test_a_run_of_another_version(fedflat, small):
@@ -118,14 +118,14 @@ def test_a_run_of_another_version(fedflat, small):
     config = Path("old/config.yaml")
     config.write_text(config.read_text().replace("format: 1", "format: 99"))
     for command in ("resume", "show"):
-        told(fedflat(command, "old"), "format 1; upgrade fedflat with pip install --upgrade fedflat")
+        assert_error(fedflat(command, "old"), "format 1; upgrade fedflat with pip install --upgrade fedflat")
         assert "damaged" not in fedflat(command, "old").stderr
 
 
 def test_a_run_without_its_status(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/status.json").unlink()
-    told(fedflat("show", "r"), "status.json is missing or damaged")
+    assert_error(fedflat("show", "r"), "status.json is missing or damaged")
 
 
 @pytest.mark.parametrize(
@@ -142,18 +142,20 @@ def test_edited_run_files_are_reported(fedflat, finished, file, text, sentence):
     shutil.copytree(finished, "r")
     Path("r", file).write_text(text)
     for command in ("show", "report"):
-        told(fedflat(command, "r"), sentence)
+        assert_error(fedflat(command, "r"), sentence)
 
 
 def test_an_output_folder_that_is_a_file(fedflat, small):
     Path("file").write_text("")
-    told(fedflat("run", *small, "--out", "file/run"), "cannot create the folder file/run")
-    told(fedflat("compare", "fedavg", *small, "--quiet", "--out", "file/runs"), "cannot create the folder file/runs")
-    told(fedflat("run", *small, "--out", "file"), "file exists and is not a run")
+    assert_error(fedflat("run", *small, "--out", "file/run"), "cannot create the folder file/run")
+    assert_error(
+        fedflat("compare", "fedavg", *small, "--quiet", "--out", "file/runs"), "cannot create the folder file/runs"
+    )
+    assert_error(fedflat("run", *small, "--out", "file"), "file exists and is not a run")
 
 
 def test_a_folder_that_contains_a_run_is_refused(fedflat, finished):
-    told(
+    assert_error(
         fedflat("run", "--out", finished),
         f"fedflat resume {finished}",
     )
@@ -163,13 +165,13 @@ def test_a_folder_that_contains_a_run_is_refused(fedflat, finished):
 def test_an_unreadable_folder(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/metrics.jsonl").chmod(0)
-    told(fedflat("show", "r"), "permission denied")
+    assert_error(fedflat("show", "r"), "permission denied")
 
 
-def told(result, sentence: str) -> None:
-    """Whether the error is one line on stderr, without other output."""
+def assert_error(result, message: str) -> None:
+    """Check that the command fails with one line on stderr, which contains the message, and prints nothing else."""
     assert result.exit_code == 2, result.output
-    assert sentence in result.stderr
+    assert message in result.stderr
     assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

@@ -75,17 +75,17 @@ def test_selected_parts(fedflat, held_out):
     ],
 )
 def test_user_errors_are_one_line(fedflat, held_out, arguments, sentence):
-    told(fedflat("evaluate", held_out, *arguments), sentence)
+    assert_error(fedflat("evaluate", held_out, *arguments), sentence)
 
 
 def test_a_folder_without_a_run(fedflat):
-    told(fedflat("evaluate", "nothing"), "there is no run in nothing")
+    assert_error(fedflat("evaluate", "nothing"), "there is no run in nothing")
 
 
 def test_a_run_without_its_model(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/model.safetensors").unlink()
-    told(fedflat("evaluate", "r"), "model.safetensors is missing")
+    assert_error(fedflat("evaluate", "r"), "model.safetensors is missing")
     Path("r/metrics.jsonl").write_text("")  # as of a run stopped before its first evaluation
     Path("r/status.json").write_text('{"status": "running"}')
     for command in ("evaluate", "export"):
@@ -97,11 +97,11 @@ def test_initial_weights(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "first")
     result = fedflat("run", *small, "--init", "first/model.safetensors", "--out", "second", "--json")
     assert json.loads(result.stdout)["config"]["init"] == str(Path("first/model.safetensors").absolute())
-    told(
+    assert_error(
         fedflat("run", *small, "--model", "mlp(hidden=3)", "--init", "first/model.safetensors"),
         "weights of another architecture (mlp)",
     )
-    told(fedflat("run", *small, "--init", "first"), "first is a folder")
+    assert_error(fedflat("run", *small, "--init", "first"), "first is a folder")
     assert not Path("runs").exists()
 
 
@@ -122,8 +122,8 @@ def test_a_dataset_with_parameters_has_a_plain_folder_name(fedflat, small):
     assert (folder / "config.yaml").exists() and folder.name.startswith("fedavg-arrays-path-")
 
 
-def told(result, sentence: str) -> None:
-    """Whether the error is one line on stderr, without other output."""
+def assert_error(result, message: str) -> None:
+    """Check that the command fails with one line on stderr, which contains the message, and prints nothing else."""
     assert result.exit_code == 2, result.output
-    assert sentence in result.stderr
+    assert message in result.stderr
     assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1

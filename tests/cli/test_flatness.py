@@ -34,9 +34,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(result, sentence: str) -> None:
+def assert_error(result, message: str) -> None:
+    """Check that the command fails with one line on stderr; `` ... `` in the message stands for any text."""
     assert result.exit_code == 2, result.output
-    assert all(part in result.stderr for part in sentence.split(" ... ")), result.stderr
+    assert all(part in result.stderr for part in message.split(" ... ")), result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -168,7 +169,7 @@ def test_norms(fedflat, run):
         assert word in result.stdout
     wima, _ = json.loads((run / "flatness/norms/norms.json").read_text())["models"].values()
     assert len(wima["subsets"]) == 2 and wima["subsets"][0]["sigma"] > 0
-    told(fedflat("flatness", "norms", run, "--layer", "none"), "layer 'none'")
+    assert_error(fedflat("flatness", "norms", run, "--layer", "none"), "layer 'none'")
 
 
 def test_a_local_model_of_a_client(fedflat, run):
@@ -255,7 +256,7 @@ def test_m_sharpness_over_several_radii_is_drawn(fedflat, run):
     ],
 )
 def test_user_errors_are_one_line(fedflat, run, model, flags, sentence):
-    told(fedflat("flatness", "spectrum", f"{run}{model}", *flags), sentence)
+    assert_error(fedflat("flatness", "spectrum", f"{run}{model}", *flags), sentence)
 
 
 MODULE = """
@@ -341,14 +342,18 @@ def test_a_run_with_a_user_supplied_network(fedflat, weights):
     few = {"clients": 4, "clients_per_round": 2, "local_steps": 1}
     result = run_in_python("fedavg", model=weights["own.pt"], rounds=1, out="mine", **few)
     flags = ("--kind", "sam", "--json")
-    told(fedflat("flatness", "sharpness", "mine", *flags), "user-supplied network ... --module FILE.py:FUNCTION")
+    assert_error(
+        fedflat("flatness", "sharpness", "mine", *flags), "user-supplied network ... --module FILE.py:FUNCTION"
+    )
     document = json.loads(fedflat("flatness", "sharpness", "mine", "own.pt", *MEASURED, *flags).stdout)
     alone = json.loads(fedflat("flatness", "sharpness", "mine", *MEASURED[:2], *flags).stdout)
     expected = result.flatness().sharpness("sam").value
     for models in (document["models"], alone["models"]):
         assert models["fedavg"]["sharpness"][0][0]["value"] == pytest.approx(expected, rel=1e-4)
     assert Path("mine/flatness/sharpness/sharpness.json").exists()  # so a report of the run shows both
-    told(fedflat("report", "mine", "own.pt"), "own.pt is a weights file ... fedflat flatness sharpness RUN own.pt")
+    assert_error(
+        fedflat("report", "mine", "own.pt"), "own.pt is a weights file ... fedflat flatness sharpness RUN own.pt"
+    )
 
 
 def test_unequal_losses_of_weights_files(fedflat, weights, monkeypatch):
@@ -383,15 +388,15 @@ def test_user_errors_with_weights_files(fedflat, weights, run, model, flags, sen
     if model == "large.pt":
         large = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 10))
         torch.save(large.state_dict(), "large.pt")
-    told(fedflat("flatness", "spectrum", model.replace("RUN", str(run)), *flags), sentence)
+    assert_error(fedflat("flatness", "spectrum", model.replace("RUN", str(run)), *flags), sentence)
 
 
 def test_runs_without_models(fedflat, run, small):
     fedflat("run", *small, "--quiet", "--out", "r")
-    told(fedflat("flatness", "spectrum", "r@2"), "--save-every N")
+    assert_error(fedflat("flatness", "spectrum", "r@2"), "--save-every N")
     Path("r/model.safetensors").unlink()
-    told(fedflat("flatness", "spectrum", "r"), "model.safetensors is missing")
+    assert_error(fedflat("flatness", "spectrum", "r"), "model.safetensors is missing")
     Path("r/metrics.jsonl").write_text("")
-    told(fedflat("flatness", "spectrum", "r"), "r has no ... fedflat resume")
-    told(fedflat("flatness", "sharpness", run, "--kind", " , "), "--kind")
-    told(fedflat("flatness", "sharpness", run, run), "is listed twice")
+    assert_error(fedflat("flatness", "spectrum", "r"), "r has no ... fedflat resume")
+    assert_error(fedflat("flatness", "sharpness", run, "--kind", " , "), "--kind")
+    assert_error(fedflat("flatness", "sharpness", run, run), "is listed twice")

@@ -58,7 +58,7 @@ def test_ray_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ray://10.0.0.1:10001", "remote client"),
     ],
 )
-def test_addresses_at_which_there_is_nothing(address: str, message: str) -> None:
+def test_unreachable_ray_addresses_are_reported(address: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_address(address)
 
@@ -158,7 +158,7 @@ def test_more_workers_than_gpus_share_them(wanted: int | None, workers: int, eac
         choose_workers(two, 9, "cuda")
 
 
-def test_a_process_that_is_connected_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_keeps_its_connection_to_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(gcs_address="10.0.0.1:6379")
     connected = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     monkeypatch.setattr(ray_cluster, "ray_module", lambda purpose: connected)

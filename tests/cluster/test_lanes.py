@@ -90,8 +90,8 @@ def test_lanes_in_a_worker_agree_with_the_loop(
     engine = OneWorker(config, shows_rows)
     found, expected = walk(config, engine, 3), expected_of(algorithm)
     assert max(engine.sizes) == largest
-    assert (engine.buffers is not None) == shows_rows
+    assert (engine.cohort_buffers is not None) == shows_rows
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=2e-5, atol=2e-6)
-    assert engine.engine.buffers is not None and engine.engine.buffers.rows <= 9
+    assert engine.engine.cohort_buffers is not None and engine.engine.cohort_buffers.rows <= 9

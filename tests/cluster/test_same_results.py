@@ -71,7 +71,7 @@ def test_cohorts_of_many_blocks_and_normalisation(ray: Any, settings: dict[str, 
     config = small(clients=80, clients_per_round=70, local_steps=1, batch_size=4, partition="iid", **settings)
     engine = engine_of(config, 2, model)
     assert same(walk(config, engine, 2, model), walk(config, rounds=2, model=model))
-    has_rows = engine.buffers is not None
+    has_rows = engine.cohort_buffers is not None
     assert has_rows == ("federation__aggregation" in settings or settings["algorithm"] == "fedavg+disco")
 
 
@@ -91,7 +91,7 @@ def test_workers_that_sum_their_shares(ray: Any, settings: dict[str, Any]) -> No
     engine = engine_of(config, 2, model)
     engine.sums_shares = True
     result, expected = walk(config, engine, 3, model), walk(config, rounds=3, model=model)
-    assert engine.buffers is None and result.keys() == expected.keys()
+    assert engine.cohort_buffers is None and result.keys() == expected.keys()
     for name, value in result.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
@@ -154,7 +154,7 @@ def test_groups_of_clients_train_together(ray: Any) -> None:
     cluster, loop = engine.train_groups(*train), replay.engine.train_groups(*train)
     assert len(cluster) == 3
     for one, other in zip(cluster, loop, strict=True):
-        assert torch.equal(one.returned.displacement, other.returned.displacement) and one.cost == other.cost
+        assert torch.equal(one.cohort_means.displacement, other.cohort_means.displacement) and one.cost == other.cost
         for client, expected in zip(one.clients, other.clients, strict=True):
             assert client.number == expected.number
             assert torch.equal(client.state["drift"]["c"], expected.state["drift"]["c"])

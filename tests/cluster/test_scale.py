@@ -25,9 +25,9 @@ def test_the_page_is_up_to_date(scale: ModuleType) -> None:
     assert scale.page() == (DOCS / "scale.md").read_text(encoding="utf-8")
 
 
-def test_who_keeps_what(scale: ModuleType) -> None:
+def test_client_state_vectors_per_algorithm(scale: ModuleType) -> None:
     """By the papers: SCAFFOLD's c_i, FedDyn's and FedSpeed's dual, FedSMOO's two, MIME and FedCM nothing."""
-    kept = {
+    vectors = {
         "fedavg": 0,
         "scaffold": 1,
         "feddyn": 1,
@@ -38,7 +38,7 @@ def test_who_keeps_what(scale: ModuleType) -> None:
         "fedswa": 0,
         "fedmoswa": 1,
     }
-    assert {name: scale.state_vectors(name) for name in kept} == kept
+    assert {name: scale.state_vectors(name) for name in vectors} == vectors
 
 
 def test_sizes_are_those_of_the_published_networks(scale: ModuleType) -> None:

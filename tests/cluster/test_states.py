@@ -70,7 +70,7 @@ def test_all_workers_are_killed_before_their_states_are_copied(ray: Any, tmp_pat
 @pytest.mark.parametrize("where", [{}, {"engine": "loop", "workers": 1}], ids=["with Ray", "without Ray"])
 def test_a_resumed_run_has_all_states(where: dict[str, Any], ray: Any, tmp_path: Path) -> None:
     config = small(algorithm="scaffold", rounds=6, engine="ray", workers=2, engine__checkpoint_every=2)
-    steps = Run(config, tmp_path / "ray", **NO_OWN).steps()
+    steps = Run(config, tmp_path / "ray", **NO_OWN).train_rounds()
     assert [next(steps) for _ in range(3)] == [1, 2, 3]
     steps.close()
     fedflat.resume(tmp_path / "ray", **where)

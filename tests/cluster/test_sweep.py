@@ -45,7 +45,7 @@ def planned(out: Path, seeds: int = 3, **settings: Any) -> Sweep:
     return plan_sweep(read_sweep({"base": base, "grid": {"seed": list(range(seeds))}, "ray_address": "auto"}), out)
 
 
-def test_a_sweep_that_is_broken_off_goes_on_and_is_seen_from_afar(ray: Any, tmp_path: Path) -> None:
+def test_an_interrupted_sweep_resumes_and_callbacks_see_its_remote_runs(ray: Any, tmp_path: Path) -> None:
     plan, seen = planned(tmp_path), Seen()
     with closing(run_sweep(plan, jobs=1)) as results:
         assert next(results).by == "here"
@@ -54,7 +54,7 @@ def test_a_sweep_that_is_broken_off_goes_on_and_is_seen_from_afar(ray: Any, tmp_
     assert sorted(seen.began_) == sorted(seen.ended_) == sorted(seed for seed, by in done.items() if by == "here")
 
 
-def test_sweeps_that_the_cluster_cannot_do(ray: Any, tmp_path: Path) -> None:
+def test_sweeps_that_do_not_suit_the_cluster_are_rejected(ray: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="64 cores"):
         list(run_sweep(planned(tmp_path / "cores", engine__workers=64)))
     with pytest.raises(UserError, match=r"engine\.device=cuda.*GPU"):
@@ -65,7 +65,7 @@ def test_sweeps_that_the_cluster_cannot_do(ray: Any, tmp_path: Path) -> None:
         planned(tmp_path / "both", engine="ray")
 
 
-def test_a_folder_that_nodes_do_not_see(ray: Any, tmp_path: Path) -> None:
+def test_a_folder_that_nodes_cannot_reach_is_rejected(ray: Any, tmp_path: Path) -> None:
     """The nodes are on this machine, and see it all: so the folder is moved away before they look."""
     plan = planned(tmp_path / "here")
     work = [LockedRun(run.config, run.folder) for run in plan.runs]

@@ -62,7 +62,7 @@ def test_a_full_disk_raises_a_clear_error(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
-def test_of_two_processes_the_first_wins(tmp_path: Path) -> None:
+def test_the_first_of_two_processes_fills_the_cache_entry(tmp_path: Path) -> None:
     def while_another_finishes(side: Path) -> None:
         hello(side)
         (side.parent / "mine-ffffffffffffffff").mkdir()

@@ -110,7 +110,7 @@ def test_a_missing_file_is_named_with_its_address(small: SimpleNamespace) -> Non
         assert part in str(raised.value)
 
 
-def test_both_are_described_as_published() -> None:
+def test_both_corruption_datasets_have_the_published_files_and_checksums() -> None:
     for source, record in ((CIFAR10_C, "2535967/files/CIFAR-10-C.tar"), (CIFAR100_C, "3555552/files/CIFAR-100-C.tar")):
         assert source.downloads[0].url.endswith(record) and source.downloads[0].is_archive
         assert len(source.files) == len(source.file_md5s) == len(set(source.file_md5s.values())) == 20

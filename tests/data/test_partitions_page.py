@@ -62,5 +62,5 @@ def test_stated_properties_hold() -> None:
             assert row[3] == "100.0 %" and row[4] == "0"
 
 
-def test_the_picture_is_there() -> None:
+def test_the_picture_of_the_page_exists() -> None:
     assert (PAGE.parent / "images" / "partitions.png").read_bytes().startswith(b"\x89PNG")

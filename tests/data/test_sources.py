@@ -148,7 +148,7 @@ def test_a_forged_pickle_is_rejected_and_not_run(small_cifar10: SimpleNamespace,
         "numpy\ndtype.mro",
     ],
 )
-def test_only_five_names_are_allowed(small_cifar10: SimpleNamespace, name: str) -> None:
+def test_only_the_names_that_cifar_needs_are_unpickled(small_cifar10: SimpleNamespace, name: str) -> None:
     (small_cifar10.folder / BATCH).write_bytes(b"\x80\x02c" + name.encode() + b"\n.")
     with pytest.raises(UserError, match=r"data_batch_3 .*" + name.replace("\n", r"\.")):
         small_cifar10.source.read(small_cifar10.folder)

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 
 from fedflat.algorithms import algorithm
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.settings import config_of
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record
 
@@ -30,7 +30,7 @@ def deployed(text: str, folder: Path, **more: Any) -> tuple[Record, DirectGrid]:
 
 def simulated(text: str, **more: Any) -> Record:
     settings = {**SMALL, "algorithm": text, **more}
-    return Run(experiment_of(settings)).execute()
+    return Run(config_of(settings)).execute()
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -108,14 +108,14 @@ class Federation:
 
         def of_cohort(reply: Message) -> Message | None:
             round = (len(self.grid.sent) - 1) // SITES
-            return reply if reply.metadata.src_node_id - 100 in self.run.timeline.counted(round) else None
+            return reply if reply.metadata.src_node_id - 100 in self.run.timeline.choose_cohort(round) else None
 
         self.grid.tamper = of_cohort
         evaluated: list[ArrayRecord] = []
         initial = ArrayRecord(self.run.problem.state_dict(*self.run.server.model))
         strategy = Strategy(self.algorithm, fraction_evaluate=0.0)
         strategy.start(self.grid, initial, ROUNDS, evaluate_fn=lambda round, arrays: evaluated.append(arrays))
-        for arrays, _ in zip(evaluated[1:], self.run.steps(), strict=True):
+        for arrays, _ in zip(evaluated[1:], self.run.train_rounds(), strict=True):
             models = self.run.models()
             expected = self.run.problem.state_dict(*models.get(self.run.primary, models["server"]))
             found = arrays.to_torch_state_dict()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedflat.deploy.server.ledger import Ledger
+from fedflat.deploy.server.ledger import RoundLedger
 from fedflat.deploy.site.client_memory import INITIAL_STATE_VERSION, ClientMemory
 from fedflat.errors import UserError
 
@@ -16,7 +16,7 @@ def vectors(value: float) -> dict[str, torch.Tensor]:
     return {"drift.c": torch.full((3,), value), "drift.alpha": torch.tensor(value)}
 
 
-def test_two_states_are_kept(tmp_path: Path) -> None:
+def test_a_site_keeps_its_last_two_states(tmp_path: Path) -> None:
     memory = ClientMemory(tmp_path, "experiment", 2)
     assert memory.read(INITIAL_STATE_VERSION) == {}
     before = INITIAL_STATE_VERSION
@@ -60,33 +60,37 @@ def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_the_ledger_knows_when_a_client_was_last_accepted(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "run" / "participation.jsonl")
+    ledger = RoundLedger(tmp_path / "run" / "participation.jsonl")
     ledger.record(0, [0, 1], {2: "why"}, {})
     ledger.record(1, [0], {}, {1: "late"})
-    again = Ledger(ledger.path)
+    again = RoundLedger(ledger.path)
     assert again.lines == ledger.lines
     assert [again.last_state_version(client, 2) for client in (0, 1, 2)] == [2, 1, INITIAL_STATE_VERSION]
     assert again.last_state_version(0, 1) == 1  # the second round is trained again
 
 
 def test_rounds_trained_again_replace_their_lines(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "participation.jsonl")
+    ledger = RoundLedger(tmp_path / "participation.jsonl")
     for round in range(4):
         ledger.record(round, [0], {}, {})
-    ledger = Ledger(ledger.path)
+    ledger = RoundLedger(ledger.path)
     ledger.record(2, [1], {}, {})
-    assert [(line["round"], line["accepted"]) for line in Ledger(ledger.path).lines] == [(0, [0]), (1, [0]), (2, [1])]
+    assert [(line["round"], line["accepted"]) for line in RoundLedger(ledger.path).lines] == [
+        (0, [0]),
+        (1, [0]),
+        (2, [1]),
+    ]
 
 
 def test_an_incomplete_line_is_ignored_and_a_damaged_one_reported(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "participation.jsonl")
+    ledger = RoundLedger(tmp_path / "participation.jsonl")
     ledger.record(0, [0], {}, {})
     with ledger.path.open("a") as file:
         file.write('{"round": 1, "acc')
-    again = Ledger(ledger.path)
+    again = RoundLedger(ledger.path)
     assert len(again.lines) == 1
     again.record(1, [0], {}, {})
-    assert [line["round"] for line in Ledger(ledger.path).lines] == [0, 1]
+    assert [line["round"] for line in RoundLedger(ledger.path).lines] == [0, 1]
     ledger.path.write_text('{"round": 0, "acc\n' + ledger.path.read_text())
     with pytest.raises(UserError, match=r"participation\.jsonl is damaged"):
-        Ledger(ledger.path)
+        RoundLedger(ledger.path)

@@ -174,7 +174,7 @@ def test_sites_do_not_reach_the_control_api(federation: RealFederation) -> None:
     assert all(f"| SuperLink, 127.0.0.1:8000 | `{group}`" in page for group in groups - {"/health"})
 
 
-def test_strangers_get_nothing(federation: RealFederation) -> None:
+def test_unauthorised_nodes_receive_no_messages(federation: RealFederation) -> None:
     """They exit with a reason, and nothing was sent to them."""
     reasons = {
         "another-authority": "CERTIFICATE_VERIFY_FAILED",

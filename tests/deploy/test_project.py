@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from fedflat.cli.application import app
 from fedflat.deploy.flower.project import write_project
 from fedflat.deploy.flower.version import check_version, require_flower
-from fedflat.deploy.settings import PREFIX, Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import PREFIX, Deployment, config_of, deployment_of
 from fedflat.deploy.trust.certificates import start_commands
 from fedflat.errors import UserError
 
@@ -38,7 +38,7 @@ def test_a_project_is_complete_and_its_config_is_an_experiment(tmp_path: Path) -
     )
     assert done.exit_code == 0, done.output
     settings = flat(tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
-    config = experiment_of(settings)
+    config = config_of(settings)
     assert (
         config.algorithm,
         config.data.clients,

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord
 
 from fedflat.deploy import Strategy
 from fedflat.deploy.flower.project import write_project
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.settings import config_of
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 
@@ -109,7 +109,7 @@ def participation(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_whose_server_was_killed_agrees_with_the_loop(resumed: Path) -> None:
-    out, expected = resumed, Run(experiment_of(KILLED)).execute()
+    out, expected = resumed, Run(config_of(KILLED)).execute()
     record = load_record(out)
     assert record.status == "finished"
     weights = Run(record.config).problem.layout.flatten(RunFolder(out).read_tensors("model.safetensors")[0])

@@ -22,7 +22,7 @@ from fedflat.cli.application import app
 from fedflat.deploy.server import app as server
 from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.nodes import NOT_CONNECTED
-from fedflat.deploy.settings import deployment_of, experiment_of
+from fedflat.deploy.settings import config_of, deployment_of
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.run import Run
@@ -94,7 +94,7 @@ def test_a_client_whose_update_was_lost_continues_from_its_accepted_state(tmp_pa
 
 
 def _simulated_without(settings: dict[str, Any], round: int, client: int) -> torch.Tensor:
-    run = Run(experiment_of(settings))
+    run = Run(config_of(settings))
     sampled = run.timeline.sample
 
     def sample(number: int, size: int, time: float) -> list[int]:
@@ -107,7 +107,7 @@ def _simulated_without(settings: dict[str, Any], round: int, client: int) -> tor
 def test_a_server_killed_between_rounds_resumes_and_counts_no_round_twice(tmp_path: Path) -> None:
     """Killed after the sites trained the third round but before its checkpoint: they return to their previous state."""
     settings = settings_of(tmp_path, algorithm="fedmoswa+ema")
-    expected = Run(experiment_of(settings)).execute()
+    expected = Run(config_of(settings)).execute()
     grid = federation_of(tmp_path, settings)
 
     class Killed(BaseException):
@@ -164,7 +164,7 @@ def test_too_few_updates_pause_the_run(tmp_path: Path) -> None:
     status = RunFolder(tmp_path / "run").status()
     assert status["status"] == "paused" and "round 1 has too few updates" in status["reason"]
     record = serve(federation_of(tmp_path, settings), settings)
-    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
+    assert torch.equal(record.models["server"].weights, Run(config_of(settings)).execute().models["server"].weights)
 
 
 def test_a_run_without_enough_sites_is_shown_and_may_be_replaced(tmp_path: Path) -> None:
@@ -263,15 +263,15 @@ def test_invalid_settings(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"deploy.minimum=0"):
         deployment_of({"deploy.minimum": 0})
     with pytest.raises(UserError, match=r"flatness\.every"):
-        experiment_of({"flatness.every": 1})
+        config_of({"flatness.every": 1})
     for settings in ({"engine": "gpu"}, {"data": "digits", "data.clients": 3}):
         with pytest.raises(UserError, match="is a group of settings"):
-            experiment_of(settings)
+            config_of(settings)
     with pytest.raises(UserError, match=r"federation\.dropout"):
-        experiment_of({"federation.dropout": 0.1})
+        config_of({"federation.dropout": 0.1})
     for name, value in {"name": "ray", "compile": "on", "checkpoint_every": 10, "workers": 4}.items():
         with pytest.raises(UserError, match=f"engine.{name}"):
-            experiment_of({f"engine.{name}": value})
+            config_of({f"engine.{name}": value})
 
 
 GARBLED = {

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from flwr.app import Error, Message
 
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.settings import config_of
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 
@@ -50,7 +50,7 @@ def test_the_first_of_two_nodes_with_one_number_stays(tmp_path: Path, caplog: py
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
     trained = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
     assert trained.count(100) == 2 and trained.count(103) == 1
-    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
+    assert torch.equal(record.models["server"].weights, Run(config_of(settings)).execute().models["server"].weights)
 
 
 def test_a_node_restarted_as_another_client_joins_again(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
 from fedflat.cli.application import app
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, config_of, deployment_of
 from fedflat.deploy.site.site import Site
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.deploy.trust.secure_sum import (
@@ -37,7 +37,7 @@ from fedflat.deploy.trust.secure_sum import (
     split,
 )
 from fedflat.deploy.trust.secure_support import secure_aggregation_conflict
-from fedflat.engines.round.contract import Aggregation
+from fedflat.engines.round.aggregation import Aggregation
 from fedflat.errors import UserError
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import Record
@@ -77,7 +77,7 @@ def test_sums_agree_with_a_simulation(text: str, more: dict[str, Any], tmp_path:
     settings = {key: value for key, value in ({**SECURE, "algorithm": text} | more).items() if value is not None}
     settings["deploy.out"] = str(tmp_path / "run")
     grid = federation_of(tmp_path, settings, SITES)
-    record, expected = serve(grid, settings), Run(experiment_of(settings)).execute()
+    record, expected = serve(grid, settings), Run(config_of(settings)).execute()
     for name, model in expected.models.items():
         assert np.allclose(record.models[name].weights, model.weights, rtol=0, atol=2e-6), name
         assert np.allclose(record.models[name].buffers, model.buffers, rtol=1e-5, atol=2e-6), name

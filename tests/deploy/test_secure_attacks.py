@@ -318,7 +318,7 @@ def test_a_site_checks_what_the_server_says(server: MaliciousServer) -> None:
         ({"scores": False}, "reports no scores"),
     ],
 )
-def test_the_site_decides(config: dict[str, Any], why: str, server: MaliciousServer) -> None:
+def test_a_sites_node_config_overrides_the_server(config: dict[str, Any], why: str, server: MaliciousServer) -> None:
     server.grid.contexts[100].node_config |= config
     with pytest.raises(Refused) as refusal:
         server.ask(0, "evaluate", server.arrays)

@@ -23,7 +23,7 @@ from fedflat.deploy.server.app import serve
 from fedflat.deploy.server.arrivals import keep_on_disk, sum_one_by_one
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.deploy.trust.signatures import add_receipt, read_private_key
-from fedflat.engines.round.contract import block_sum, weighted_sum
+from fedflat.engines.round.aggregation import block_sum, weighted_sum
 
 from .direct import SMALL, DirectGrid
 

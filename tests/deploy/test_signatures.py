@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedflat[
 from flwr.app import Message, RecordDict
 
 from fedflat.deploy.server.app import serve
-from fedflat.deploy.settings import experiment_of
+from fedflat.deploy.settings import config_of
 from fedflat.deploy.trust.certificates import write_certificates
 from fedflat.deploy.trust.signatures import read_private_key, read_site_list
 from fedflat.errors import UserError
@@ -47,7 +47,9 @@ def signed_federation(folder: Path, keys: Path, **more: Any) -> tuple[DirectGrid
     return DirectGrid([node(folder, settings, site, keys / f"site-{site}.key") for site in range(SITES)]), settings
 
 
-def test_a_stranger_does_not_displace_a_site(tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_without_the_sites_key_cannot_replace_it(
+    tmp_path: Path, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither with a key that is not in the list, nor without a key, nor as a client that is not in the list."""
     grid, settings = signed_federation(tmp_path, keys)
     grid.contexts[103] = node(tmp_path, settings, 1, keys / "site-3.key")
@@ -61,7 +63,7 @@ def test_a_stranger_does_not_displace_a_site(tmp_path: Path, keys: Path, caplog:
     assert trained == {100, 101, 102}
     assert [line["accepted"] for line in lines_of(tmp_path)] == [[0, 1, 2]] * 3
     assert lines_of(tmp_path)[0]["sites"] == {"0": "site-0", "1": "hospital-b", "2": "site-2"}
-    assert torch.equal(record.models["server"].weights, Run(experiment_of(settings)).execute().models["server"].weights)
+    assert torch.equal(record.models["server"].weights, Run(config_of(settings)).execute().models["server"].weights)
 
 
 def test_a_client_outside_the_list_cannot_join(tmp_path: Path, keys: Path) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedflat.deploy.site.site import MODEL, Site
 from fedflat.engines.round.client import write_full_gradient
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 
 
 def test_dropout_in_a_full_gradient_agrees_with_the_simulation(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_dropout_in_a_full_gradient_agrees_with_the_simulation(tmp_path: Path) -
         "data": {"clients": 4},
         "federation": {"clients_per_round": 2},
     }
-    site = Site(config(values), 1, tmp_path, model=model)
+    site = Site(parse_config(values), 1, tmp_path, model=model)
     received = {MODEL: site.problem.initial_state()[0]}
     torch.manual_seed(1)  # earlier draws must not matter
     gradient, _ = site.full_gradient(3, received)

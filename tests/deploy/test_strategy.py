@@ -48,7 +48,7 @@ class RecordedRun:
             assert outcome.rows is not None
             replies = {}
             for row, client in enumerate(outcome.clients):
-                weights = outcome.returned.z + outcome.rows.displacements[row]
+                weights = outcome.cohort_means.z + outcome.rows.displacements[row]
                 model = ModelState(weights, outcome.rows.buffers[row], outcome.integer_buffers)
                 replies[client.number] = len(client.indices), self.state_dict(model)
             self.replies.append(replies)
@@ -56,7 +56,7 @@ class RecordedRun:
 
         vars(self.run.engine)["train"] = recorded
         self.primary = []
-        for _ in self.run.steps():
+        for _ in self.run.train_rounds():
             models = self.run.models()
             self.primary.append(self.state_dict(models.get(self.run.primary, models["server"])))
 

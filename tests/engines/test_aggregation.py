@@ -10,9 +10,9 @@ import torch
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import CACHED, Aggregation, sum_in_parts, uniform_weights, weighted_sum
+from fedflat.engines.round.aggregation import CPU_CHUNK, Aggregation, sum_in_chunks, uniform_weights, weighted_sum
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import training_of
 from fedflat.experiment.setup.problem import build_problem
@@ -56,8 +56,8 @@ def test_median_and_trimmed_mean_act_on_coordinates() -> None:
 @pytest.mark.parametrize("part", [1, 6, 100])
 def test_a_gpu_sums_large_rows_in_parts(shape: tuple[int, ...], part: int) -> None:
     rows, weights = torch.randn(shape), [0.5, 0.3, 0.2]
-    torch.testing.assert_close(sum_in_parts(rows, weights, part), weighted_sum(rows, weights))
-    torch.testing.assert_close(sum_in_parts(rows, torch.tensor(weights), part), weighted_sum(rows, weights))
+    torch.testing.assert_close(sum_in_chunks(rows, weights, part), weighted_sum(rows, weights))
+    torch.testing.assert_close(sum_in_chunks(rows, torch.tensor(weights), part), weighted_sum(rows, weights))
 
 
 def test_clipping_shortens_only_rows_above_the_median_norm() -> None:
@@ -76,12 +76,12 @@ def test_a_median_of_more_numbers_than_torch_quantile_supports() -> None:
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return build_problem(config({}))[0]
+    return build_problem(parse_config({}))[0]
 
 
 @pytest.mark.parametrize("text", NAMED)
 def test_a_robust_centre_is_rejected_where_it_is_meaningless(text: str, problem: Problem) -> None:
-    wanted = config({"algorithm": text, "federation": {"aggregation": "median"}})
+    wanted = parse_config({"algorithm": text, "federation": {"aggregation": "median"}})
     if text in REFUSED:
         with pytest.raises(UserError, match=r"federation\.aggregation=median"):
             training_of(wanted, algorithm(text), 10, problem)
@@ -96,7 +96,7 @@ def test_a_cohort_of_one_is_its_own_centre(text: str, centre: str) -> None:
 
     def weights(**more: Any) -> torch.Tensor:
         run = Run(
-            config(
+            parse_config(
                 {
                     "algorithm": text,
                     "model": "mlp(hidden=4)",
@@ -112,7 +112,7 @@ def test_a_cohort_of_one_is_its_own_centre(text: str, centre: str) -> None:
     assert torch.allclose(weights(aggregation=centre, trim=0.0), weights(), atol=1e-7)
 
 
-@pytest.mark.parametrize("shape", [(19,), (19, 0), (3, 7), (19, CACHED + 3), (9, 2, CACHED)])
+@pytest.mark.parametrize("shape", [(19,), (19, 0), (3, 7), (19, CPU_CHUNK + 3), (9, 2, CPU_CHUNK)])
 def test_a_weighted_sum_has_the_bits_of_its_blocks(shape: tuple[int, ...]) -> None:
     rows, weights = torch.randn(shape), torch.rand(shape[0])
     expected = torch.zeros(shape[1:])

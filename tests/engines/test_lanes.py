@@ -27,7 +27,7 @@ from fedflat.engines.gpu.step import LocalStep, compiled_step, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Engine, Training
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 
 from ..quadratics import problem_of, walk
@@ -44,7 +44,7 @@ def a_run(rounds: int = 2) -> Run:
         "evaluation": {"every": rounds},
         "engine": {"name": "lanes", "device": "cpu"},
     }
-    return Run(config(values), data=RandomImages(size=300, side=8).dataset())
+    return Run(parse_config(values), data=RandomImages(size=300, side=8).dataset())
 
 
 def trained(rounds: int = 2) -> Run:
@@ -112,7 +112,7 @@ def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
     }
     data = RandomImages(size=300, side=8).dataset()
     loop, lanes = (
-        Run(config({**values, "engine": {"name": name, "device": "cpu", "workers": 1}}), data=data)
+        Run(parse_config({**values, "engine": {"name": name, "device": "cpu", "workers": 1}}), data=data)
         for name in ("loop", "lanes")
     )
     assert torch.allclose(loop.execute().models["server"].weights, lanes.execute().models["server"].weights, atol=1e-6)
@@ -139,7 +139,7 @@ def test_batch_norm_counters_agree_with_the_loop(lanes: int, compile: str, monke
     data = RandomImages(size=300, side=8).dataset()
     engines = ({"name": "loop", "workers": 1}, {"name": "lanes", "lanes": lanes, "compile": compile})
     loop, side_by_side = (
-        Run(config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines
+        Run(parse_config({**values, "engine": {**one, "device": "cpu"}}), data=data, model=model) for one in engines
     )
     loop.execute(), side_by_side.execute()
     counted = loop.server.model.integer_buffers
@@ -284,7 +284,7 @@ def test_the_first_lane_gets_the_memory_of_the_others(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Lane, "_captured", captured)
     monkeypatch.setattr("fedflat.engines.gpu.lane.SELDOM", 10**9)
     run = a_run(3)
-    steps = run.steps()
+    steps = run.train_rounds()
     next(steps)
     run.engine.lanes[0]._begin = None  # type: ignore[attr-defined]
     list(steps)
@@ -342,7 +342,7 @@ def test_dropout_is_reproducible_and_one_lane_agrees_with_the_loop() -> None:
         {"name": "lanes"},
         {"name": "lanes"},
     ):
-        run = Run(config({**values, "engine": {**engine, "device": "cpu"}}), data=data)
+        run = Run(parse_config({**values, "engine": {**engine, "device": "cpu"}}), data=data)
         torch.manual_seed(len(found))  # earlier draws in this process must not matter
         found.append(run.execute().models["server"].weights)
     assert torch.allclose(found[0], found[1], atol=1e-6)
@@ -391,7 +391,7 @@ def test_compiled_steps_use_gpu_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for engine in ({"name": "loop", "workers": 1}, {"name": "lanes", "compile": "on"}):
         run = Run(
-            config({**values, "engine": {**engine, "device": "cpu"}}),
+            parse_config({**values, "engine": {**engine, "device": "cpu"}}),
             data=RandomImages(size=60, side=16).dataset(),
             model=model,
         )

@@ -28,7 +28,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client_facts import label_scalars
 from fedflat.engines.round.contract import Training
 from fedflat.experiment.campaign.estimate import GpuForecast, forecast
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.flatness import Objective
@@ -92,7 +92,7 @@ def experiment(
 ) -> Config:
     """Two rounds of four clients; with larger learning rates, rounding errors dominate."""
     has_unit_steps = any(part in algorithm for part in ("adam", "muon", "sol"))  # whatever the gradient's size
-    return config(
+    return parse_config(
         {
             "algorithm": algorithm,
             "data": {"clients": 10, "partition": partition, "augmentation": "crop-flip"},
@@ -256,7 +256,7 @@ def test_runs_in_turn_keep_their_precisions() -> None:
         Run(experiment("fedavg", LANES | {"precision": precision}), data=data, model=Model(precision))
         for precision in ("tf32", "float32")
     ]
-    for _ in zip(*(run.steps() for run in runs), strict=True):
+    for _ in zip(*(run.train_rounds() for run in runs), strict=True):
         torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     assert seen == {"tf32": {True}, "float32": {False}}

@@ -30,9 +30,9 @@ def test_bernoulli_cohorts_vary_around_their_mean() -> None:
 
 def test_dropout_removes_clients_and_keeps_the_others() -> None:
     full = [Sampler(50, 10)(3, round) for round in range(200)]
-    left = [Sampler(50, 10, dropout=0.3)(3, round) for round in range(200)]
-    assert all(set(some) <= set(all_) for some, all_ in zip(left, full, strict=True))
-    assert abs(np.mean([len(some) for some in left]) - 7) < 0.4
+    remaining = [Sampler(50, 10, dropout=0.3)(3, round) for round in range(200)]
+    assert all(set(some) <= set(all_) for some, all_ in zip(remaining, full, strict=True))
+    assert abs(np.mean([len(some) for some in remaining]) - 7) < 0.4
     assert all(Sampler(5, 2, dropout=0.999)(0, round) for round in range(50))
 
 
@@ -75,7 +75,7 @@ def test_partial_work_is_a_prefix_of_full_work() -> None:
     assert 60 < sum(length < 16 for length in lengths) < 130
 
 
-def test_no_stream_is_used_twice() -> None:
+def test_every_purpose_round_and_client_has_its_own_random_stream() -> None:
     """A different seed, purpose, round or client gives different numbers; the same gives the same."""
     keys = [
         (s, p, r, c) for s in (0, 1) for p in ("batches", "augment", "cohort") for r in (0, 1, 7) for c in (0, 1, 7)

@@ -22,7 +22,7 @@ from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Totals
 from fedflat.engines.round.contract import ModelState
 from fedflat.experiment.analysis.scoring import Scorer
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup import problem as federating
 from fedflat.experiment.store.run_folder import client_statistics
@@ -98,7 +98,7 @@ def run_of(algorithm: str, engine: Any, model: str | nn.Module = "bisenetv2(widt
         "engine": {"precision": "float64", "device": "cpu", "workers": 1},
     }
     run = Run(
-        config(values),
+        parse_config(values),
         data=made(8 if training.get("batch_size") == 4 else 7),
         model=None if isinstance(model, str) else model,
     )
@@ -147,7 +147,7 @@ def test_batch_norm_statistics_stay_in_float32_with_bfloat16_passes() -> None:
     """As on a GPU: weights, passes and outputs of several heads are rounded; statistics, losses and updates are not."""
     torch.manual_seed(0)
     model = Dense()
-    full, rough = (Run(config(rough_settings()), data=made(7), model=model) for _ in range(2))
+    full, rough = (Run(parse_config(rough_settings()), data=made(7), model=model) for _ in range(2))
     rough.problem.arithmetic = torch.bfloat16
     rough.problem.__post_init__()
     for run in (full, rough):
@@ -276,12 +276,12 @@ def test_silobn_trains_the_weights_of_fedavg() -> None:
 
 def test_large_masks_are_evaluated_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federating, "MAX_PIXELS", 3 * SIDE**2 + 1)
-    run = Run(config(rough_settings()), data=made(7), model=Dense())
+    run = Run(parse_config(rough_settings()), data=made(7), model=Dense())
     assert run.problem.evaluation_batch == 3
 
 
 def test_batches_with_batch_statistics_are_spread_over_the_set() -> None:
-    problem = Run(config(rough_settings()), data=made(7), model=Dense()).problem
+    problem = Run(parse_config(rough_settings()), data=made(7), model=Dense()).problem
     problem = replace(problem, evaluation_batch=4)
     assert [part.tolist() for part in problem.evaluation_batches(9)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
     spread = [part.tolist() for part in replace(problem, batch_statistics=True).evaluation_batches(9)]

@@ -21,7 +21,7 @@ from fedflat.engines.problem.objective import divergence
 from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import Classification, Task, Totals, task_for
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from tests.language.tiny import Tiny, language
 
@@ -60,7 +60,7 @@ def test_the_loss_of_characters_is_their_mean():
     assert TokenPrediction().loss(logits, targets).item() == pytest.approx(np.mean(by_hand))
 
 
-def test_every_token_that_counts_has_the_same_weight_whatever_the_batches():
+def test_every_valid_token_has_the_same_weight_in_all_metrics():
     logits, targets = torch.randn(3, 4, 5), torch.tensor([[0, 0, 4, 3], [0, 1, -100, -100], [-100] * 4])
     task, tokens = TokenPrediction("exact_match"), targets != -100
     logits[1, 0, 0] = logits[1, 1, 1] = 9.0  # one of the two texts that count is predicted exactly
@@ -102,7 +102,7 @@ def test_one_target_per_text_means_the_last_character():
     )
 
 
-def test_text_is_learnt_character_by_character():
+def test_an_lstm_learns_a_periodic_text():
     result = fedflat.run("fedavg", dataset=alphabet(), rounds=12, local_epochs=4, lr=1.0, evaluation__every=12, **SMALL)
     first, last = (record["test"]["server"] for record in (result.history[0], result.history[-1]))
     assert first["loss"] == pytest.approx(math.log(3), abs=0.3)
@@ -118,21 +118,21 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_engines_agree_on_text(other: str) -> None:
     """Tokens are neither normalised nor augmented, whichever engine draws the batches."""
-    made = config(
+    config = parse_config(
         {"algorithm": "scaffold+sam", "engine": {"precision": "float64", "device": "cpu", "workers": 1}} | settings()
     )
     # An LSTM traces slowly; the transformer takes keyword arguments, and its texts are padded.
-    data, own = (language(), Tiny(dropout=0)) if other == "compiled" else (alphabet(), None)
-    if own:
-        made = made.changed(data={"partition": "iid", "clients": 4})
-    found = []
+    data, model = (language(), Tiny(dropout=0)) if other == "compiled" else (alphabet(), None)
+    if model:
+        config = config.changed(data={"partition": "iid", "clients": 4})
+    weights = []
     for make in (partial(LoopEngine, workers=1), OTHERS[other]):
-        run = Run(made, data=data, model=own)
+        run = Run(config, data=data, model=model)
         assert run.problem.task == TokenPrediction()
         run.engine = make(run.problem)
         run.execute()
-        found.append(run.server.model.weights)
-    assert (found[0] - found[1]).abs().max() < 1e-12
+        weights.append(run.server.model.weights)
+    assert (weights[0] - weights[1]).abs().max() < 1e-12
 
 
 def settings() -> dict[str, object]:

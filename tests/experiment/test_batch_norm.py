@@ -11,7 +11,7 @@ from torch import nn
 
 import fedflat
 from fedflat.data import load
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.client_states import FileRowStore
 
@@ -36,8 +36,8 @@ def test_averaged_and_estimated_statistics_differ() -> None:
     estimated = fedflat.run(
         "fedavg+ema(decay=0.5)", evaluation__statistics="estimated", **(SMALL | {"model": Normalised()})
     )
-    one, other = (r.record.models["ema(decay=0.5)"] for r in (averaged, estimated))
-    assert torch.equal(one.weights, other.weights) and not torch.equal(one.buffers, other.buffers)
+    ema, estimated_ema = (r.record.models["ema(decay=0.5)"] for r in (averaged, estimated))
+    assert torch.equal(ema.weights, estimated_ema.weights) and not torch.equal(ema.buffers, estimated_ema.buffers)
     server = averaged.record.models["server"]
     assert server.integer_buffers["layers.2.num_batches_tracked"] == 3 * 6
 
@@ -45,7 +45,8 @@ def test_averaged_and_estimated_statistics_differ() -> None:
 def test_estimated_statistics_match_the_training_data() -> None:
     model = Normalised()
     run = Run(
-        config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}), model=model
+        parse_config({"data": {"clients": 4}, "federation": {"clients_per_round": 2}, "engine": {"workers": 1}}),
+        model=model,
     )
     weights, _, integer_buffers = run.problem.initial_state()
     buffers = run.problem.buffer_layout.views(run.problem.estimate_buffers(weights, integer_buffers))
@@ -64,7 +65,9 @@ def test_own_statistics_stay_with_their_clients(tmp_path: Path) -> None:
     kept = [rows[client] for client in range(12) if client in rows]
     assert len(kept) > 4 and all(not torch.equal(a, b) for a in kept for b in kept if a is not b)
     own = fedflat.run("scaffold", **(settings | {"model": Normalised()})).record.statistics.values()
-    assert all(each.untyped_storage().nbytes() == each.nbytes for each in own), "without the clients' states"
+    assert all(each.untyped_storage().nbytes() == each.nbytes for each in own), (
+        "copies, which do not keep the clients' states in memory"
+    )
 
 
 def test_own_statistics_without_batch_norm_raise_a_warning() -> None:
@@ -95,10 +98,10 @@ def test_estimated_statistics_exclude_validation_examples() -> None:
         "engine": {"workers": 1, "device": "cpu"},
     }
     unseen = torch.ones(len(data.train), 1, 1, 1, dtype=torch.bool)
-    unseen[torch.from_numpy(Run(config(values), data=data, model=network).partition.trained_on)] = False
+    unseen[torch.from_numpy(Run(parse_config(values), data=data, model=network).partition.trained_on)] = False
     assert 0.2 < unseen.double().mean() < 0.7
-    found = []
+    statistics = []
     for inputs in (data.train.inputs, torch.where(unseen, 255 - data.train.inputs, data.train.inputs)):
         moved = replace(data, train=replace(data.train, inputs=inputs))
-        found.append(Run(config(values), data=moved, model=network).execute().models["wima"].buffers)
-    assert torch.equal(*found)
+        statistics.append(Run(parse_config(values), data=moved, model=network).execute().models["wima"].buffers)
+    assert torch.equal(*statistics)

@@ -28,7 +28,7 @@ from fedflat.experiment.campaign.estimate import (
 )
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup import engine as setup_engine
 from fedflat.experiment.store.checkpoint import SECONDS_BETWEEN, CheckpointInterval
@@ -45,39 +45,42 @@ SMALL = {
 FAST = ProbedSpeed(step=0.0, example=0.0, at_once=1, clients=12, examples=1000, tested=100)
 
 
-def told(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
-    heard: list[Forecast] = []
-    run = Run(config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(heard.append, long),))
+def run_with_forecasts(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
+    """Do a run; returns the forecasts that it showed, and the run."""
+    forecasts: list[Forecast] = []
+    run = Run(
+        parse_config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(forecasts.append, long),)
+    )
     run.execute()
-    return heard, run
+    return forecasts, run
 
 
 def test_a_forecast_is_shown_once(tmp_path: Path) -> None:
-    heard, run = told("scaffold+wima", tmp_path / "run")
-    (found,) = heard
+    forecasts, run = run_with_forecasts("scaffold+wima", tmp_path / "run")
+    (shown,) = forecasts
     size = 4 * run.problem.layout.size
-    assert found.model == size
-    assert found.states == 12 * size
-    assert found.cohort == 4 * 3 * size  # displacement, control variate, and its change
-    assert found.rounds == 37
-    assert found.seconds == pytest.approx(37 * found.seconds_per_round)
+    assert shown.model == size
+    assert shown.states == 12 * size
+    assert shown.cohort == 4 * 3 * size  # displacement, control variate, and its change
+    assert shown.rounds == 37
+    assert shown.seconds == pytest.approx(37 * shown.seconds_per_round)
     rows = tmp_path / "run" / "state" / "clients" / "rows.bin"
-    assert rows.stat().st_size <= 2 * found.states <= found.disk
+    assert rows.stat().st_size <= 2 * shown.states <= shown.disk
     written = sum(file.stat().st_size for file in (tmp_path / "run").rglob("*") if file.is_file())
-    assert 0.5 * written < found.disk < 2 * written
+    assert 0.5 * written < shown.disk < 2 * written
 
 
 def test_stateless_runs_without_a_folder_need_no_disk() -> None:
-    (found,), _ = told("fedavg")
-    assert found.states == found.disk == 0
-    assert found.gpu is None
+    (shown,), _ = run_with_forecasts("fedavg")
+    assert shown.states == shown.disk == 0
+    assert shown.gpu is None
 
 
 def test_only_possible_participants_are_counted() -> None:
     many = {**SMALL, "algorithm": "scaffold", "data": {"clients": 10**6, "partition": "virtual"}}
-    run = Run(config(many))
-    found = forecast(run, 1.0)
-    assert found.clients == 4 * 40 and found.states == 4 * 40 * 4 * run.problem.layout.size
+    run = Run(parse_config(many))
+    shown = forecast(run, 1.0)
+    assert shown.clients == 4 * 40 and shown.states == 4 * 40 * 4 * run.problem.layout.size
     whole = run_disk(run.config, run.problem.layout.size, 0, 10**6)
     assert (
         whole
@@ -87,7 +90,7 @@ def test_only_possible_participants_are_counted() -> None:
 
 
 def test_short_runs_have_no_forecast() -> None:
-    assert told("fedavg", long=1000.0)[0] == []
+    assert run_with_forecasts("fedavg", long=1000.0)[0] == []
 
 
 def test_client_statistics_are_counted() -> None:
@@ -96,7 +99,7 @@ def test_client_statistics_are_counted() -> None:
         "model": "resnet20(norm=batch)",
         "training": {"rounds": 3, "local_steps": 1, "batch_size": 4, "statistics": "own"},
     }
-    run = Run(config(own), data=RandomImages(size=48, side=8).dataset())
+    run = Run(parse_config(own), data=RandomImages(size=48, side=8).dataset())
     run._open()
     assert forecast(run, 1.0).states == 12 * 4 * run.problem.buffer_layout.size
 
@@ -130,12 +133,12 @@ def test_the_forecast_on_a_gpu(
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
-    engine = LaneEngine(Run(config(SMALL)).problem)
+    engine = LaneEngine(Run(parse_config(SMALL)).problem)
     engine.lanes, engine.is_short_of_memory = [SimpleNamespace(memory=90)] * lanes, lanes < 4  # type: ignore[list-item]
-    run = SimpleNamespace(engine=engine, config=config({"model": "cnn", "engine": {"precision": precision}}))
-    found = estimate._gpu_forecast(run, 10)  # type: ignore[arg-type]
-    assert (found.fitting, found.bf16_speedup) == expected
-    assert (found.lanes, found.lane, found.reserved, found.total) == (lanes, 90, 500, 10**9)
+    run = SimpleNamespace(engine=engine, config=parse_config({"model": "cnn", "engine": {"precision": precision}}))
+    shown = estimate._gpu_forecast(run, 10)  # type: ignore[arg-type]
+    assert (shown.fitting, shown.bf16_speedup) == expected
+    assert (shown.lanes, shown.lane, shown.reserved, shown.total) == (lanes, 90, 500, 10**9)
 
 
 def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +150,7 @@ def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(estimate, "_execute_quietly", lambda run, rounds: probed.append(run.config.engine.compile))
     monkeypatch.setattr(estimate, "probe", lambda made: probed.append(made.engine.compile) or FAST)
     for rounds in (2, 1000):
-        estimate.measure_speed(config({**SMALL, "training": {"rounds": rounds, "local_steps": 2}}))
+        estimate.measure_speed(parse_config({**SMALL, "training": {"rounds": rounds, "local_steps": 2}}))
     assert probed == ["off", "off", "on", "on"]
 
 
@@ -165,7 +168,7 @@ def test_probes_keep_one_problem_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
     gc.disable()  # Python may otherwise collect a probe that was left in a cycle of references
     try:
         lanes = {"engine": {"name": "lanes", "device": "cpu"}}
-        assert estimate.measure_speed(config({**SMALL, **lanes})).whole_round
+        assert estimate.measure_speed(parse_config({**SMALL, **lanes})).whole_round
     finally:
         gc.enable()
     assert alive == [0, 0, 0]
@@ -176,15 +179,15 @@ def test_checkpoints_use_a_limited_fraction_of_the_time(tmp_path: Path, monkeypa
     real = Run._checkpoint
     monkeypatch.setattr(Run, "_checkpoint", lambda run: (saved.append(run.server.rounds), real(run))[1])
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", float("inf"))
-    told("fedavg", tmp_path / "fast")
+    run_with_forecasts("fedavg", tmp_path / "fast")
     assert saved == [40]
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.SECONDS_BETWEEN", 0.0)
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.MAX_TIME_FRACTION", float("inf"))
-    told("fedavg", tmp_path / "slow")
+    run_with_forecasts("fedavg", tmp_path / "slow")
     assert saved[1:] == [10, 20, 30, 40]
     saved.clear()
     monkeypatch.setattr("fedflat.experiment.store.checkpoint.MAX_TIME_FRACTION", 1e-6)
-    told("fedavg", tmp_path / "dear")
+    run_with_forecasts("fedavg", tmp_path / "dear")
     assert saved == [10, 40]
 
 
@@ -207,7 +210,7 @@ def test_slow_checkpoints_are_less_frequent(monkeypatch: pytest.MonkeyPatch) -> 
 
 def configured(algorithm: str = "fedavg", **training: object) -> Config:
     clients = {"data": {"clients": 100}, "federation": {"clients_per_round": 10}}
-    return config({"algorithm": algorithm, **clients, "training": {"batch_size": 50, **training}})
+    return parse_config({"algorithm": algorithm, **clients, "training": {"batch_size": 50, **training}})
 
 
 def test_time_counts_steps_passes_and_evaluations() -> None:
@@ -237,7 +240,7 @@ def test_evaluations_of_averages_and_final_rounds_are_counted() -> None:
 
 
 def test_a_probe_measures_this_machine() -> None:
-    speed = probe(config(SMALL))
+    speed = probe(parse_config(SMALL))
     assert 0 < speed.step < 5 and 0 < speed.example < 1
     assert (speed.clients, speed.at_once) == (12, 1) and speed.examples > 1000
 

@@ -16,7 +16,7 @@ from fedflat.data import Dataset, Examples, from_arrays
 from fedflat.engines.problem.task import Classification
 from fedflat.experiment.analysis.fine_tuning import FineTuning
 from fedflat.experiment.analysis.scoring import spread_over
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.setup.problem import build_problem
 
 WRITERS = {"ada": [0] * 8, "bob": [0] * 4 + [1] * 4, "cy": [1] * 4 + [2] * 4, "dee": [2] * 2 + [0] * 6}
@@ -315,7 +315,7 @@ def test_invalid_fine_tuning_settings(wrong):
 
 
 def test_a_run_may_be_evaluated_on_a_sample_of_the_test_set():
-    made = config({"evaluation": {"examples": 50}, "engine": {"device": "cpu"}})
+    made = parse_config({"evaluation": {"examples": 50}, "engine": {"device": "cpu"}})
     one, other = (build_problem(made.model_copy(update={"seed": seed}))[0].evaluation_sets["test"] for seed in (0, 1))
     assert len(one) == 50 and torch.equal(one.inputs, other.inputs), "the same sample for every seed"
     result = fedflat.run("fedavg", evaluation__examples=50, **(STILL | {"partition": "iid"}))

@@ -19,7 +19,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis import model_measures, observer
 from fedflat.experiment.analysis.model_measures import MODEL_MEASURES
 from fedflat.experiment.analysis.similarity import client_similarity
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.make_config import make_config
 from fedflat.reporting.figures.flatness_log import logged
 from fedflat.setting_names import MEASUREMENTS, parse_flatness, parse_measurements
@@ -269,9 +269,9 @@ def test_the_short_form_is_parsed() -> None:
         "what": "drift,gap",
         "examples": 100,
     }
-    assert config({"flatness": "every=5"}).flatness.every == 5
+    assert parse_config({"flatness": "every=5"}).flatness.every == 5
     assert parse_measurements("all") == parse_measurements("drift+all") == list(MEASUREMENTS)
-    made = make_config(config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
+    made = make_config(parse_config({"flatness": {"every": 5, "seed": 3}}), {"flatness": "what=drift"})
     assert made.flatness.model_dump() == {"every": 5, "what": "drift", "examples": 500, "clients": 10, "seed": 3}
 
 
@@ -290,5 +290,5 @@ def test_the_short_form_is_parsed() -> None:
 )
 def test_invalid_input_raises_a_clear_error(values: dict, words: str) -> None:
     with pytest.raises(UserError) as found:
-        config(values)
+        parse_config(values)
     assert words in str(found.value)

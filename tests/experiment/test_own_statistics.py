@@ -48,53 +48,55 @@ def own() -> tuple[Record, RunModel]:
 
 
 def test_the_server_is_measured_with_statistics_of_the_training_set(own: tuple[Record, RunModel]) -> None:
-    _, found = own
-    problem, state = found.problem, found.state
-    train = problem.data.train.take(torch.from_numpy(found.training_positions))
-    fresh = problem.initial_state()[1]
-    assert torch.equal(state.buffers, fresh), "clients have kept theirs"
-    objective = found.objective(batch=len(train))
+    _, model = own
+    problem, state = model.problem, model.state
+    train = problem.data.train.take(torch.from_numpy(model.training_positions))
+    initial_statistics = problem.initial_state()[1]
+    assert torch.equal(state.buffers, initial_statistics), "clients keep their own statistics"
+    objective = model.objective(batch=len(train))
     with torch.no_grad():
         problem.model.eval()
         batch = problem.normalised(train.inputs)
-        still = with_statistics(problem, state, found.training_positions)
-        buffers = {**problem.buffer_layout.views(still.buffers), **state.integer_buffers}
+        with_estimates = with_statistics(problem, state, model.training_positions)
+        buffers = {**problem.buffer_layout.views(with_estimates.buffers), **state.integer_buffers}
         expected = problem.task.loss(
             problem.predict_normalised(state.weights, buffers, batch, batch_statistics=False), train.targets
         )
-        unknowing = {**problem.buffer_layout.views(fresh), **state.integer_buffers}
+        initial = {**problem.buffer_layout.views(initial_statistics), **state.integer_buffers}
         wrong = problem.task.loss(
-            problem.predict_normalised(state.weights, unknowing, batch, batch_statistics=False), train.targets
+            problem.predict_normalised(state.weights, initial, batch, batch_statistics=False), train.targets
         )
     assert float(objective.loss()) == pytest.approx(float(expected), rel=1e-5)
-    assert abs(float(wrong) - float(expected)) > 0.05, "zeros and ones would be another model"
+    assert abs(float(wrong) - float(expected)) > 0.05, "the initial statistics would give another loss"
 
 
 def test_estimated_statistics_are_mean_and_variance_of_the_layer_inputs(own: tuple[Record, RunModel]) -> None:
-    _, found = own
-    problem = found.problem
-    statistics = problem.buffer_layout.views(with_statistics(problem, found.state, np.arange(300)).buffers)
+    _, model = own
+    problem = model.problem
+    statistics = problem.buffer_layout.views(with_statistics(problem, model.state, np.arange(300)).buffers)
     mean, variance = (
         next(value for name, value in statistics.items() if name.endswith(end))
         for end in ("running_mean", "running_var")
     )
-    tensors = problem.layout.views(found.state.weights)
-    seen = F.conv2d(
+    tensors = problem.layout.views(model.state.weights)
+    inputs = F.conv2d(
         problem.normalised(problem.data.train.inputs[:300]), tensors["0.weight"], tensors["0.bias"], padding=1
     )
-    assert torch.allclose(mean, seen.mean((0, 2, 3)), atol=1e-5)
-    assert torch.allclose(variance, seen.var((0, 2, 3)), rtol=1e-4)
+    assert torch.allclose(mean, inputs.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(variance, inputs.var((0, 2, 3)), rtol=1e-4)
 
 
 def test_an_exported_model_has_statistics_of_the_training_set(own: tuple[Record, RunModel], tmp_path: Path) -> None:
-    record, found = own
+    record, model = own
     result = Result(record)
-    problem = found.problem
-    expected = problem.buffer_layout.views(with_statistics(problem, found.state, found.training_positions).buffers)
+    problem = model.problem
+    expected = problem.buffer_layout.views(with_statistics(problem, model.state, model.training_positions).buffers)
     written = torch.load(result.export(tmp_path / "model.pt"), weights_only=True)
     for tensors in (result.model().state_dict(), written):
         assert all(torch.allclose(tensors[name], statistics, atol=1e-6) for name, statistics in expected.items())
-    assert float(result.state_dict()["1.running_mean"].abs().max()) == 0, "what the server has itself"
+    assert float(result.state_dict()["1.running_mean"].abs().max()) == 0, (
+        "the server's own statistics are the initial ones"
+    )
 
 
 def test_a_module_of_a_round_has_statistics_of_the_training_set() -> None:
@@ -116,35 +118,39 @@ def test_a_module_of_a_round_has_statistics_of_the_training_set() -> None:
 
 
 def test_a_client_is_measured_with_its_own_statistics(own: tuple[Record, RunModel]) -> None:
-    record, found = own
-    kept = client_statistics(record)
-    (taken_part, *_), away = sorted(kept), sorted(set(range(4)) - kept.keys())
-    state = found.state._replace(buffers=kept[taken_part])
-    assert float(found.objective(client=taken_part).loss()) == float(
-        found.objective(client=taken_part, state=state).loss()
+    record, model = own
+    by_client = client_statistics(record)
+    (participant, *_), others = sorted(by_client), sorted(set(range(4)) - by_client.keys())
+    state = model.state._replace(buffers=by_client[participant])
+    assert float(model.objective(client=participant).loss()) == float(
+        model.objective(client=participant, state=state).loss()
     )
-    assert float(found.objective(client=taken_part).loss()) != float(
-        found.objective(client=taken_part, state=found.state).loss()
+    assert float(model.objective(client=participant).loss()) != float(
+        model.objective(client=participant, state=model.state).loss()
     )
-    for client in away[:1]:
-        still = with_statistics(found.problem, found.state, found.training_positions)
-        assert float(found.objective(client=client).loss()) == float(found.objective(client=client, state=still).loss())
+    for client in others[:1]:
+        with_estimates = with_statistics(model.problem, model.state, model.training_positions)
+        assert float(model.objective(client=client).loss()) == float(
+            model.objective(client=client, state=with_estimates).loss()
+        )
 
 
 def test_in_run_and_post_hoc_measurements_agree() -> None:
-    record, found = run(
+    record, model = run(
         **OWN, rounds=1, flatness__every=1, flatness__what="lambda_max,sharpness", flatness__examples=60
     )
-    look = FixedSample(found.problem, found.partition, FlatnessSettings(examples=60))
-    seen = record.history[-1]["flatness"]["models"]["server"]
-    assert seen["lambda_max"] == pytest.approx(look.lambda_max(found.state), rel=1e-4)
-    assert seen["sharpness"] == pytest.approx(look.sharpness(found.state), rel=1e-4)
-    still = found.state._replace(buffers=with_statistics(found.problem, found.state, look.positions).buffers)
-    loss, gradient = look.objective(still, look.positions).loss_and_gradient()
-    risen = look.objective(still, look.positions).loss(still.weights + 0.05 * gradient / gradient.norm())
-    assert seen["sharpness"] == pytest.approx(float(risen - loss), rel=1e-3)
+    sample = FixedSample(model.problem, model.partition, FlatnessSettings(examples=60))
+    measured = record.history[-1]["flatness"]["models"]["server"]
+    assert measured["lambda_max"] == pytest.approx(sample.lambda_max(model.state), rel=1e-4)
+    assert measured["sharpness"] == pytest.approx(sample.sharpness(model.state), rel=1e-4)
+    with_estimates = model.state._replace(buffers=with_statistics(model.problem, model.state, sample.positions).buffers)
+    loss, gradient = sample.objective(with_estimates, sample.positions).loss_and_gradient()
+    perturbed_loss = sample.objective(with_estimates, sample.positions).loss(
+        with_estimates.weights + 0.05 * gradient / gradient.norm()
+    )
+    assert measured["sharpness"] == pytest.approx(float(perturbed_loss - loss), rel=1e-3)
 
 
 def test_models_with_averaged_statistics_are_unchanged() -> None:
-    _, found = run()
-    assert with_statistics(found.problem, found.state, found.training_positions) is found.state
+    _, model = run()
+    assert with_statistics(model.problem, model.state, model.training_positions) is model.state

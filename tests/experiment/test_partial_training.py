@@ -74,17 +74,17 @@ class OneFrozen(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "down", "up", "kept"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)]
+    ("algorithm", "down", "up", "state_vectors"), [("fedavg", 1, 1, 0), ("fedmoswa", 2, 2, 1), ("fedsam", 1, 1, 0)]
 )
 def test_only_adapters_and_head_are_trained_sent_and_stored(
-    tmp_path: Path, algorithm: str, down: int, up: int, kept: int
+    tmp_path: Path, algorithm: str, down: int, up: int, state_vectors: int
 ) -> None:
     run = run_of(algorithm, tmp_path / "run", train=LORA)
     before = state(run)
     run.execute()
     moved = changed(before, state(run))
     trained = adapter_parameters(run.problem.model) | {"head.weight", "head.bias"}
-    assert moved == trained, "all of it moved, and nothing else, to the bit"
+    assert moved == trained, "exactly the trained parameters change"
     size = ADAPTERS_AND_HEAD
     assert len(run.server.model.weights) == size and sum(before[name].numel() for name in trained) == size
 
@@ -92,16 +92,16 @@ def test_only_adapters_and_head_are_trained_sent_and_stored(
     assert [(r["bytes_down"], r["bytes_up"]) for r in run.history] == [
         (n * down * bytes_per_round, n * up * bytes_per_round) for n in range(4)
     ]
-    table = run.engine.buffers  # type: ignore[attr-defined]
-    sent = table.displacement.nbytes + sum(rows.nbytes for rows in table.sent.values())
-    received = table.z.nbytes + sum(vector.nbytes for vector in table.server.values())
-    assert (3 * received, sent) == (down * bytes_per_round, up * bytes_per_round), "what really lies in the tables"
+    buffers = run.engine.cohort_buffers  # type: ignore[attr-defined]
+    sent = buffers.displacement.nbytes + sum(rows.nbytes for rows in buffers.sent.values())
+    received = buffers.z.nbytes + sum(vector.nbytes for vector in buffers.server.values())
+    assert (3 * received, sent) == (down * bytes_per_round, up * bytes_per_round), "the bytes in the cohort's buffers"
 
     rows = tmp_path / "run" / "state" / "clients" / "rows.bin"
-    assert rows.exists() == bool(kept)
-    if kept:
+    assert rows.exists() == bool(state_vectors)
+    if state_vectors:
         clients = rows.with_name("index.bin").stat().st_size // 40
-        assert rows.stat().st_size in (kept * 4 * size * places for places in (2 * clients - 1, 2 * clients))
+        assert rows.stat().st_size in (state_vectors * 4 * size * places for places in (2 * clients - 1, 2 * clients))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,9 @@ def test_frozen_batch_norm_keeps_its_statistics_and_uses_them() -> None:
     modes = {name: m.training for name, m in run.problem.model.named_modules() if isinstance(m, nn.BatchNorm2d)}
     assert {name for name, on in modes.items() if on} == {name for name in modes if name.startswith("blocks.8.")}
     estimated = run.problem.estimate_buffers(run.server.model.weights, run.server.model.integer_buffers)
-    assert estimated.shape == (4 * 64,) and bool(estimated.abs().min() > 0), "those of the part that is trained"
+    assert estimated.shape == (4 * 64,) and bool(estimated.abs().min() > 0), (
+        "only statistics of trained layers are estimated"
+    )
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -160,12 +162,12 @@ def test_a_module_that_freezes_its_own_parameters(tmp_path: Path) -> None:
         "scaffold", model=own, out=tmp_path / "run", **{k: v for k, v in SETTINGS.items() if k != "model"}
     )
     saved = load_file(tmp_path / "run" / "model.safetensors")
-    assert saved.keys() == own.state_dict().keys(), "the saved model is whole"
+    assert saved.keys() == own.state_dict().keys(), "the saved model includes frozen parameters"
     assert changed(dict(own.state_dict()), saved) == {"last.weight", "last.bias"}
     assert result.history[-1]["bytes_up"] == 3 * 3 * 4 * 2 * 17 * 10
     again = fedflat.load(tmp_path / "run").evaluate(on="test", network=OneFrozen())
     assert again["test"]["accuracy"] == pytest.approx(result.history[-1]["test"]["server"]["accuracy"]), (
-        "what is frozen comes from the file"
+        "frozen parameters come from the saved model"
     )
 
 
@@ -284,8 +286,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     start = load_file(tmp_path / "start.safetensors")
     assert changed(start, {name: whole[name] for name in start}) == {"head.weight", "head.bias"}
     with safe_open(tmp_path / "whole" / "model.safetensors", "pt") as file:
-        about = file.metadata()["fedflat"]
-    assert '"trained": ["blocks.0.attn.qkv.lora_a_weight"' in about
+        header = file.metadata()["fedflat"]
+    assert '"trained": ["blocks.0.attn.qkv.lora_a_weight"' in header
 
 
 def test_resuming_with_another_frozen_part_is_refused(tmp_path: Path) -> None:
@@ -320,10 +322,10 @@ def test_adapters_of_another_run_are_loaded_or_refused(tmp_path: Path) -> None:
     saved = tmp_path / "first" / "model.safetensors"
     second = run_of(train=LORA, init=saved, seed=3)
     assert torch.equal(second.server.model.weights, first.record.models["server"].weights)
-    with pytest.raises(fedflat.UserError) as told:
+    with pytest.raises(fedflat.UserError) as raised:
         run_of(init=saved)
     extra = "tensors blocks.0.attn.qkv.lora_a_weight, blocks.0.attn.qkv.lora_b_weight"
-    assert extra in str(told.value) and str(told.value).count("lora") == 4
+    assert extra in str(raised.value) and str(raised.value).count("lora") == 4
     with pytest.raises(fedflat.UserError, match=r"lora_a_weight .*4x12.*8x12"):
         run_of(train="lora(rank=4)", init=saved)
 

@@ -11,7 +11,7 @@ import torch
 from fedflat.cli.shared.screen import print_precision
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import existing_run
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import check_precision
 from fedflat.experiment.setup.problem import decide_precision
@@ -19,7 +19,7 @@ from fedflat.papers.library import papers
 
 
 def with_precision(precision: str, **engine: object) -> Config:
-    return config(
+    return parse_config(
         {
             "model": "mlp(hidden=4)",
             "data": {"clients": 4, "partition": "iid"},
@@ -53,7 +53,7 @@ def test_the_choice_depends_on_device_and_capability(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if capability:
         put_gpu(monkeypatch, capability)
-    assert config({}).engine.precision == "auto"
+    assert parse_config({}).engine.precision == "auto"
     assert decide_precision(with_precision("auto", **engine)).engine.precision == expected
     for requested in ("float32", "bf16", "float64"):
         assert decide_precision(with_precision(requested, **engine)).engine.precision == requested

@@ -24,13 +24,13 @@ from fedflat.data import from_arrays
 from fedflat.errors import SomeFailed, UserError
 from fedflat.experiment.callback import Callback, RemoteCallback
 from fedflat.experiment.campaign import compare as comparing
-from fedflat.experiment.campaign.compare import RunJob, compare
+from fedflat.experiment.campaign.compare import ResumableRun, compare
 from fedflat.experiment.campaign.processes import RunUpdate, _warnings_sent, _Worker, run_in_parallel
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.models import MODELS, ImageModelSpec
 from fedflat.registry import load_plugins
 
-BASE = config(
+BASE = parse_config(
     {
         "model": "mlp(hidden=4)",
         "data": {"clients": 10},
@@ -127,7 +127,7 @@ def test_concurrent_runs_equal_sequential_runs_and_a_user_error_stops_none_of_th
 def test_a_killed_job_stops_no_other_job_and_an_interruption_all_of_them() -> None:
     endless = BASE.model_copy(update={"training": BASE.training.model_copy(update={"rounds": 10**6})})
     warning = BASE.model_copy(update={"algorithm": "fedavg+swa(start=0.5,every=9)"})
-    jobs = [RunJob(config) for config in (endless, warning, warning.model_copy(update={"seed": 1}), endless)]
+    jobs = [ResumableRun(config) for config in (endless, warning, warning.model_copy(update={"seed": 1}), endless)]
     outcomes = {}
     with pytest.warns(UserWarning, match=r"SWA .* 4 rounds") as told, pytest.raises(KeyboardInterrupt):
         for number, outcome in run_in_parallel(jobs, 1, (Killer(),)):
@@ -147,7 +147,7 @@ def test_an_evaluation_in_another_process_is_announced_once() -> None:
     started = {"primary": "server", "metric": "accuracy"}
     for rounds, evaluated, began in ((0, None, started), (0, 0, None), (3, 0, None), (5, 5, None), (5, 5, None)):
         evaluation = None if evaluated is None else {"round": evaluated}
-        worker._apply_update(RunJob(BASE), RunUpdate(rounds, evaluation, began), (watcher,))
+        worker._apply_update(ResumableRun(BASE), RunUpdate(rounds, evaluation, began), (watcher,))
     events = [(event, rounds) for event, _, rounds in watcher.told]
     assert [rounds for event, rounds in events if event == "evaluated"] == [0, 5]
     assert [rounds for event, rounds in events if event == "round"] == [0, 3, 5, 5] and events[0] == ("began", 0)

@@ -66,7 +66,7 @@ def test_training_does_not_change_the_replay_until_it_advances(tmp_path: Path) -
     replay = Replay(look.config, look.problem, look.partition, look.moments()[0][-1], workers=1)
     members = replay.clients()
     first, second = replay.train(members), replay.train(members)
-    assert torch.equal(first.returned.displacement, second.returned.displacement)
+    assert torch.equal(first.cohort_means.displacement, second.cohort_means.displacement)
     assert replay.moment.rounds == 3
 
 
@@ -131,7 +131,7 @@ def test_local_models_have_their_final_statistics(statistics: str) -> None:
     assert len({model.buffers.sum().item() for model in models}) == len(models)
     assert torch.allclose(mean, outcome.buffers) == (statistics == "averaged")
     weights = torch.stack([model.weights for model in models]).mean(0)
-    assert torch.allclose(weights, replay.z + outcome.returned.displacement, atol=1e-6)
+    assert torch.allclose(weights, replay.z + outcome.cohort_means.displacement, atol=1e-6)
 
 
 def test_clients_replayed_alone_equal_clients_replayed_together(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_a_client_of_a_run_with_a_user_supplied_network_is_replayed(tmp_path: Pa
 
 
 def test_missing_state_of_each_algorithm() -> None:
-    from fedflat.experiment.config import config
+    from fedflat.experiment.config import parse_config
 
     needs = {
-        text: missing_state(algorithm(text), config({"algorithm": text}))
+        text: missing_state(algorithm(text), parse_config({"algorithm": text}))
         for text in ("fedswa", "fedavgm", "fedcm", "fedacg", "mime")
     }
     assert needs == {
@@ -167,7 +167,7 @@ def test_missing_state_of_each_algorithm() -> None:
         "fedacg": "its server state",
         "mime": "",
     }
-    kept = config({"training": {"statistics": "own"}})
+    kept = parse_config({"training": {"statistics": "own"}})
     assert missing_state(algorithm("fedavg"), kept) == "its clients' BatchNorm statistics"
 
 

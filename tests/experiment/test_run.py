@@ -16,7 +16,7 @@ from fedflat.data import from_arrays
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.errors import UserError
 from fedflat.experiment.callback import RunProgress, RunView
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.client_states import CachedRowStore, FileRowStore
 
@@ -37,18 +37,18 @@ def test_summaries_accept_short_model_names_and_known_metrics() -> None:
 
 def test_averages_do_not_change_training() -> None:
     alone = fedflat.run("fedmoswa", **SMALL).history
-    beside = fedflat.run("fedmoswa+wima(window=3)+swa(start=0.5)+ema", **SMALL).history
-    assert [r["test"]["server"] for r in alone] == [r["test"]["server"] for r in beside]
-    assert set(beside[-1]["test"]) == {"server", "wima(window=3)", "swa(start=0.5)", "ema"}
+    with_averages = fedflat.run("fedmoswa+wima(window=3)+swa(start=0.5)+ema", **SMALL).history
+    assert [r["test"]["server"] for r in alone] == [r["test"]["server"] for r in with_averages]
+    assert set(with_averages[-1]["test"]) == {"server", "wima(window=3)", "swa(start=0.5)", "ema"}
 
 
 @pytest.mark.parametrize(("cores", "clients_per_round", "workers"), [(2, 1, 2), (4, 20, 4), (64, 3, 8), (64, 20, 20)])
-def test_there_are_no_idle_workers(
+def test_the_default_number_of_workers(
     monkeypatch: pytest.MonkeyPatch, cores: int, clients_per_round: int, workers: int
 ) -> None:
     monkeypatch.setattr("fedflat.experiment.setup.engine.available_cores", lambda: cores)
     long = {"federation": {"clients_per_round": clients_per_round}, "training": {"rounds": 100_000}}
-    engine = Run(config({**long, "engine": {"device": "cpu", "compile": "off"}})).engine
+    engine = Run(parse_config({**long, "engine": {"device": "cpu", "compile": "off"}})).engine
     assert isinstance(engine, LoopEngine) and engine.workers == workers
 
 
@@ -137,13 +137,13 @@ class TopTwo(fedflat.Classification):
 
 
 def test_the_primary_metric_of_a_task_is_stored_with_the_run(tmp_path: Path) -> None:
-    found = fedflat.run("fedavg", task=TopTwo(), out=tmp_path / "run", **SMALL)
-    last = found.history[-1]["test"]["server"]
-    assert found.metric == fedflat.load(tmp_path / "run").metric == "top2"
-    assert found.summary().last == last["top2"] > last["accuracy"]
+    result = fedflat.run("fedavg", task=TopTwo(), out=tmp_path / "run", **SMALL)
+    last = result.history[-1]["test"]["server"]
+    assert result.metric == fedflat.load(tmp_path / "run").metric == "top2"
+    assert result.summary().last == last["top2"] > last["accuracy"]
 
 
-def test_the_loss_can_be_the_metric_and_lower_is_better() -> None:
+def test_a_run_stops_at_a_target_of_the_loss() -> None:
     task = fedflat.Classification(metric="loss")
     result = fedflat.run("fedavg", task=task, stop__target=2.25, evaluation__every=1, **SMALL)
     losses = [record["test"]["server"]["loss"] for record in result.history]

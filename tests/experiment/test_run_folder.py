@@ -12,7 +12,7 @@ from filelock import FileLock
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.store import run_folder
 from fedflat.experiment.store.files import LOCK_FILE, Lock, LockedError, is_free, locked
 from fedflat.experiment.store.run_folder import RunFolder
@@ -61,7 +61,7 @@ def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path)
 
 def test_dataset_paths_are_stored_as_absolute_paths(elsewhere: Path) -> None:
     here = elsewhere.parent
-    found = config(
+    found = parse_config(
         {"data": {"dataset": "images( size=8, path = pets )", "partition": "listed(path=a.json,hash=x)", "dir": "sets"}}
     ).data
     assert (found.dataset, found.partition) == (
@@ -70,7 +70,7 @@ def test_dataset_paths_are_stored_as_absolute_paths(elsewhere: Path) -> None:
     )
     assert found.dir == here / "sets"
     for unchanged in ("hub(path=ylecun/mnist)", "digits", "custom:arrays(path=mine)", "arrays(path=/mine.npz)"):
-        assert config({"data": {"dataset": unchanged}}).data.dataset == unchanged
+        assert parse_config({"data": {"dataset": unchanged}}).data.dataset == unchanged
 
 
 def test_a_folder_is_locked_while_a_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

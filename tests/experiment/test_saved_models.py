@@ -129,7 +129,7 @@ def test_objectives_of_one_client_and_of_all_clients(undisturbed: Path) -> None:
     )
 
 
-def test_from_python(undisturbed: Path) -> None:
+def test_a_saved_model_is_measured_in_python(undisturbed: Path) -> None:
     result = fedflat.load(undisturbed)
     found = result.flatness("server", rounds=2, device="cpu")
     spectrum = found.spectrum(3, examples=100, seed=1, trace_draws=0)

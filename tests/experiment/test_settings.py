@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedflat.errors import UserError
-from fedflat.experiment.config import Config, config, setting_names
+from fedflat.experiment.config import Config, parse_config, setting_names
 from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
 from fedflat.setting_names import SHORT_NAMES, SYNONYMS
@@ -79,7 +79,7 @@ def test_an_unknown_setting_suggests_ours(name: str, meant: str) -> None:
 )
 def test_an_unknown_setting_in_a_file_suggests_our_full_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        config(values)
+        parse_config(values)
 
 
 def test_every_synonym_refers_to_a_setting_and_hides_none() -> None:

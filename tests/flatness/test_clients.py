@@ -14,7 +14,8 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
-from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import measure_cohort
@@ -115,7 +116,7 @@ def test_agreement_with_the_momentum_is_one_minus_fedwmsams_signal() -> None:
     momentum = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     built, members, outcome, server = trained("fedwmsam", server={"momentum": momentum})
     found = measure_cohort(built, members, outcome, server)
-    signal = float(outcome.means["drift"]["signal"])
+    signal = float(outcome.message_means["drift"]["signal"])
     assert np.mean(found["momentum"]["agreement"]) == pytest.approx(1 - signal, rel=1e-12)
 
 
@@ -135,7 +136,7 @@ def test_client_rows_average_to_the_update_on_every_engine() -> None:
     setting = Setting(Quadratics(A, B), X0, RATE, STEPS, [[0, 2], [1, 2]])
     for engine in (None, LaneEngine(problem_of(setting), lanes=2)):
         outcome = walk("fedavg", setting, engine=engine).outcomes[-1]
-        assert torch.allclose(outcome.rows.displacements.mean(0), outcome.returned.displacement, rtol=1e-12)
+        assert torch.allclose(outcome.rows.displacements.mean(0), outcome.cohort_means.displacement, rtol=1e-12)
 
 
 vectors = arrays(np.float64, (4, 6), elements=st.floats(-10, 10).filter(lambda v: v == 0 or abs(v) > 1e-6))

@@ -107,7 +107,7 @@ def test_a_threefold_eigenvalue_is_found_three_times(dtype: torch.dtype) -> None
     assert found.converged
 
 
-def test_one_starting_vector_alone_would_not_find_it() -> None:
+def test_one_starting_vector_finds_a_repeated_eigenvalue_once() -> None:
     from fedflat.flatness.curvature.krylov import Krylov
 
     values = torch.tensor([9.0, 6.0, 6.0, 6.0, 4.0, 1.0] + 100 * [0.0])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.figures.flatness_log import QUANTITIES, log_picture, logged
 
 
 def record(*looks: tuple[int, dict]) -> Record:
     history = [{"round": rounds, "test": {"server": {}}, "flatness": look} for rounds, look in looks]
-    return Record(config({}), [*history, {"round": 99, "test": {"server": {}}}], "finished", "", 1.0, {})
+    return Record(parse_config({}), [*history, {"round": 99, "test": {"server": {}}}], "finished", "", 1.0, {})
 
 
 FIRST = {"models": {"server": {"lambda_max": 2.0, "gap": 0.1}}, "stability_threshold": 20.0}

@@ -14,7 +14,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
 from fedflat.experiment.analysis.loss_and_error import LossAndError
 from fedflat.experiment.analysis.run_model import RunModel, local_models, open_model, open_model_or_client, replay_after
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.flatness.landscapes.grid import Model
 
@@ -159,7 +159,7 @@ class Normalised(nn.Module):
 
 def test_statistics_are_the_models_or_estimated() -> None:
     problem, partition = build_problem(
-        config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
+        parse_config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
     weights, buffers, integer_buffers = problem.initial_state()
     own, estimated = (
@@ -179,7 +179,7 @@ def test_statistics_are_the_models_or_estimated() -> None:
 def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:
     """This layer does not count batches, so that its estimated statistics once stayed at zero."""
     small = {"model": "resnet20(norm=batch)", "data": {"dataset": "digits"}, "engine": {"device": "cpu"}}
-    problem, _ = build_problem(config(small))
+    problem, _ = build_problem(parse_config(small))
     weights, _, integer_buffers = problem.initial_state()
     inputs = problem.normalised(problem.data.train.inputs[:40])
     found = problem.buffer_layout.views(problem.estimate_buffers(weights, integer_buffers, [inputs[:20], inputs[20:]]))
@@ -191,7 +191,7 @@ def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> Non
 
 def test_negative_extrapolated_variances_are_set_to_zero() -> None:
     problem, partition = build_problem(
-        config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
+        parse_config({"model": "custom:Normalised", "engine": {"device": "cpu"}}), model=Normalised()
     )
     weights, buffers, integer_buffers = problem.initial_state()
     measure = LossAndError(problem, partition, integer_buffers, examples=20)

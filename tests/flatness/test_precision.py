@@ -47,7 +47,7 @@ def named() -> list[str]:
 
 @pytest.mark.parametrize("before", [(False, True), (True, True), (True, False)])
 @pytest.mark.parametrize("allowed", [False, True])
-def test_the_old_switches_are_set_and_restored(before: tuple[bool, bool], allowed: bool) -> None:
+def test_tf32_is_restored_with_the_switches_of_older_torch(before: tuple[bool, bool], allowed: bool) -> None:
     MATMUL.allow_tf32, CUDNN.allow_tf32 = before
     with pytest.raises(KeyError), tf32_allowed(allowed):
         assert older() == [allowed, allowed]
@@ -58,7 +58,7 @@ def test_the_old_switches_are_set_and_restored(before: tuple[bool, bool], allowe
 @newer
 @pytest.mark.parametrize("before", ["tf32", "ieee"])
 @pytest.mark.parametrize("allowed", [False, True])
-def test_the_new_switches_are_set_and_restored(before: str, allowed: bool) -> None:
+def test_tf32_is_restored_with_the_switches_of_newer_torch(before: str, allowed: bool) -> None:
     MATMUL.fp32_precision = CUDNN.conv.fp32_precision = before
     seen = named()
     with tf32_allowed(allowed):

@@ -10,7 +10,7 @@ from fedflat.data import Dataset, Examples
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.stability import Twins
 from fedflat.experiment.analysis.theory import round_learning_rates
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.flatness.theory import Constants, FederationSize, run_bound
 
 from ..quadratics import Bowl, Value
@@ -31,7 +31,7 @@ def quadratics() -> Dataset:
 def twins(
     algorithm: str = "fedavg", rounds: int = 4, clients_per_round: int = CLIENTS, count: int = 2, **more
 ) -> Twins:
-    made = config(
+    made = parse_config(
         {
             "algorithm": algorithm,
             "model": "custom:Bowl",
@@ -111,7 +111,7 @@ def test_a_swap_changes_one_example_and_no_label() -> None:
 def test_the_original_is_the_run_itself() -> None:
     import fedflat
 
-    made = config(
+    made = parse_config(
         {
             "algorithm": "fedmoswa",
             "training": {"rounds": 3, "local_steps": 2},

@@ -20,7 +20,7 @@ from fedflat.engines.round.contract import Client, ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.observer import FixedSample
 from fedflat.experiment.analysis.theory import conditions, round_learning_rates, theory
-from fedflat.experiment.config import FlatnessSettings, config
+from fedflat.experiment.config import FlatnessSettings, parse_config
 from fedflat.flatness.theory import (
     ALGORITHMS,
     Constants,
@@ -109,7 +109,7 @@ def test_the_recursion_step_by_step() -> None:
 
 def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
     fedsam, fedswa = (
-        round_learning_rates(config({"algorithm": name, "training": {"rounds": 20}}), 10)
+        round_learning_rates(parse_config({"algorithm": name, "training": {"rounds": 20}}), 10)
         for name in ("fedsam", "fedswa")
     )
     assert fedsam[0] == pytest.approx((1.0, 0.1))
@@ -119,12 +119,12 @@ def test_a_rate_that_falls_within_a_round_lowers_the_bound() -> None:
 
 def test_rates_follow_the_decay_over_rounds_and_the_cycle() -> None:
     decayed = round_learning_rates(
-        config({"algorithm": "fedavg", "training": {"rounds": 3, "lr": 0.4, "lr_decay": 0.5}}), 4
+        parse_config({"algorithm": "fedavg", "training": {"rounds": 3, "lr": 0.4, "lr_decay": 0.5}}), 4
     )
     assert [rates.highest for rates in decayed] == pytest.approx([0.4, 0.2, 0.1])
     assert [rates.total for rates in decayed] == pytest.approx([1.6, 0.8, 0.4])
     cyclic = round_learning_rates(
-        config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "lr": 0.4}}), 1
+        parse_config({"algorithm": "fedavg+cyclic(low=0,length=2,start=0)", "training": {"rounds": 2, "lr": 0.4}}), 1
     )
     assert [rates.total for rates in cyclic] == pytest.approx([0.2, 0.0])
 
@@ -137,7 +137,7 @@ def test_rounds_without_a_rate_change_nothing() -> None:
 
 
 def test_another_algorithm_has_its_own_rates_in_the_same_run() -> None:
-    made = config({"algorithm": "fedswa(final_lr=0.5)+wima", "training": {"rounds": 1}})
+    made = parse_config({"algorithm": "fedswa(final_lr=0.5)+wima", "training": {"rounds": 1}})
     assert round_learning_rates(made, 10, "fedswa") == round_learning_rates(made, 10)
     assert (
         round_learning_rates(made, 10, "fedmoswa")[0].total
@@ -156,7 +156,7 @@ def test_bounds_too_large_for_a_float_are_reported_as_logarithms() -> None:
 
 
 def test_conditions_of_the_theorem_are_checked_against_a_run() -> None:
-    made = config({"algorithm": "fedmoswa", "federation": {"clients_per_round": 5}, "data": {"clients": 10}})
+    made = parse_config({"algorithm": "fedmoswa", "federation": {"clients_per_round": 5}, "data": {"clients": 10}})
     found = {text: met for text, met, _ in conditions(made, CONSTANTS, SETTING, [RoundLearningRates(0.3, 0.1)])}
     assert found == {
         "one of FedSAM, FedSWA, FedMoSWA": True,
@@ -175,7 +175,7 @@ def test_the_largest_constants_are_used() -> None:
 
 
 def test_the_theory_of_a_run_reports_its_inputs(digits_split) -> None:
-    made = config({"algorithm": "fedswa", "training": {"local_epochs": 2, "rounds": 7}})
+    made = parse_config({"algorithm": "fedswa", "training": {"local_epochs": 2, "rounds": 7}})
     found = theory(made, digits_split, math.log(10), [CONSTANTS]).document()
     sizes = [len(indices) for indices in digits_split.clients]
     assert found["setting"] == {
@@ -192,10 +192,10 @@ def test_bounds_are_void_if_the_run_violates_a_condition(digits_split) -> None:
     """The bound at the run's own learning rates does not depend on the condition on learning rates."""
     federation, training = {"clients_per_round": 50}, {"local_steps": 1, "rounds": 1, "lr": 1.0}
     for lr, voids in ((1.0, (True, False)), (1e-3, (False, False))):
-        made = config({"algorithm": "fedsam", "federation": federation, "training": training | {"lr": lr}})
+        made = parse_config({"algorithm": "fedsam", "federation": federation, "training": training | {"lr": lr}})
         found = theory(made, digits_split, math.log(10), [CONSTANTS]).document()
         assert tuple(found[kind]["fedsam"]["void"] for kind in ("tightened", "at_own_rates")) == voids
-    made = config({"algorithm": "fedsam", "training": training})  # 10 of 50 clients per round
+    made = parse_config({"algorithm": "fedsam", "training": training})  # 10 of 50 clients per round
     assert theory(made, digits_split, math.log(10), [CONSTANTS]).document()["at_own_rates"]["fedsam"]["void"]
 
 
@@ -203,7 +203,7 @@ def test_bounds_are_void_if_the_run_violates_a_condition(digits_split) -> None:
 def digits_split():
     from fedflat.experiment.setup.problem import build_problem
 
-    return build_problem(config({}))[1]
+    return build_problem(parse_config({}))[1]
 
 
 @pytest.mark.parametrize(

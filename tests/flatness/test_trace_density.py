@@ -85,7 +85,7 @@ def test_a_diagonal_matrix_needs_one_draw() -> None:
     assert (found.value, found.low, found.high) == (10, 10, 10)
 
 
-def test_intervals() -> None:
+def test_trace_intervals_follow_the_t_distribution() -> None:
     found = estimate([1.0, 3.0], offset=10)
     assert found.value == 12 and found.half_width == pytest.approx(12.706, abs=1e-3)
     assert estimate([1.0]).high == float("inf")

@@ -23,7 +23,7 @@ import fedflat
 from fedflat.cli.application import app
 from fedflat.cli.shared.one_run import draw_curve
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.papers.cost import speeds
 from fedflat.papers.library import papers
 from fedflat.reporting.result import Result
@@ -55,7 +55,7 @@ def preload(workspace: Path) -> None:
                 with contextlib.suppress(Exception):
                     importlib.import_module(module_name)
     for text in ("fedavg", "fedsam"):
-        config({"algorithm": text})
+        parse_config({"algorithm": text})
     speeds()
     for table in papers()["fedswa"].tables.values():
         all(cell.configs for cell in table.cells.values())

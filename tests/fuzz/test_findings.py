@@ -20,7 +20,7 @@ from fedflat.cli.application import app
 from fedflat.data import DATASETS, Dataset, from_arrays, from_torch, load
 from fedflat.data.sources.array_files import dataset_of_arrays
 from fedflat.errors import UserError
-from fedflat.experiment.config import config
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.setup.weights import read_weights
 from fedflat.experiment.store.export import format_of
@@ -108,10 +108,10 @@ RUNS: dict[str, tuple[Callable[[], Any], str]] = {
     "NaN weights": (lambda: run(model=broken_model()), "initial weights .* NaN"),
     "held-out": (lambda: run(partition="iid+held-out(share=0.99)"), "exceeds the partition's 1 clients"),
     "cutout": (lambda: run(dataset=arrays(IMAGES), augmentation="cutout(size=1000)"), "erases images of 8 pixels"),
-    "boolean seed": (lambda: config({"seed": True}), "seed=True is invalid: expected a number"),
-    "many rounds": (lambda: config({"training": {"rounds": 10**12}}), "expected at most"),
-    "NUL in a path": (lambda: config({"data": {"dataset": "a\0b"}}), "NUL"),
-    "text that is not UTF-8": (lambda: config({"engine": {"ray_address": "\udcff"}}), "not UTF-8"),
+    "boolean seed": (lambda: parse_config({"seed": True}), "seed=True is invalid: expected a number"),
+    "many rounds": (lambda: parse_config({"training": {"rounds": 10**12}}), "expected at most"),
+    "NUL in a path": (lambda: parse_config({"data": {"dataset": "a\0b"}}), "NUL"),
+    "text that is not UTF-8": (lambda: parse_config({"engine": {"ray_address": "\udcff"}}), "not UTF-8"),
     "state beyond float32": (lambda: algorithm("fedavg+adam(tau=1e30)"), "at most"),
     "models without end": (lambda: algorithm("fedavg+ghbm(tau=1e12)"), "at most 10000"),
     "steps without end": (lambda: algorithm("fedavg+awa(server_steps=1e12)"), "at most 10000"),
@@ -155,7 +155,9 @@ def test_float64_data_keep_their_precision(tmp_path: Path) -> None:
     items = list(zip(X, numbers, strict=True))
     for dataset in (arrays(X, numbers), from_torch(items, items), load(f"arrays(path={table})", tmp_path)):
         for precision, dtype in (("float64", torch.float64), ("float32", torch.float32)):
-            settings = config({"model": "mlp(hidden=2)", "engine": {"precision": precision, "device": "cpu"}, **FEW})
+            settings = parse_config(
+                {"model": "mlp(hidden=2)", "engine": {"precision": precision, "device": "cpu"}, **FEW}
+            )
             problem, _ = build_problem(settings, dataset)
             for examples in (problem.data.train, *problem.evaluation_sets.values()):
                 for values in (problem.normalised(examples.inputs), examples.targets):
@@ -247,7 +249,7 @@ def test_results_with_another_protocol_are_refused(tmp_path: Path) -> None:
 
 
 def test_words_of_settings_ignore_case() -> None:
-    settings = config({"training": {"task": "MSE"}, "engine": {"device": " CPU", "compile": "Off"}})
+    settings = parse_config({"training": {"task": "MSE"}, "engine": {"device": " CPU", "compile": "Off"}})
     assert (settings.training.task, settings.engine.device, settings.engine.compile) == ("mse", "cpu", "off")
 
 
@@ -256,7 +258,7 @@ def test_paths_may_be_quoted(tmp_path: Path) -> None:
     path.parent.mkdir()
     np.savez(path, x_train=X, y_train=Y, x_test=X, y_test=Y)
     for text in (f'arrays(path="{path}")', f"arrays('{path}')", str(path)):
-        stored = config({"data": {"dataset": text}}).data.dataset
+        stored = parse_config({"data": {"dataset": text}}).data.dataset
         assert len(load(stored, tmp_path).train) == 12
 
 

@@ -51,7 +51,7 @@ def test_torch_and_safetensors_hold_the_models_of_the_run(run: Path, tmp_path: P
     assert exported.startswith(str(tmp_path / "wima.pt")) and ").model('wima(window=2)')" in exported
     assert same(torch.load(tmp_path / "wima.pt", weights_only=True), result.state_dict("wima(window=2)"))
     assert same(result.state_dict("wima"), result.state_dict("wima(window=2)")), (
-        "where there is one, its parameters may be left out"
+        "a name without parameters suffices if only one average has it"
     )
     call("export", run, "--format", "safetensors", "--out", tmp_path / "weights")
     assert same(load_file(tmp_path / "weights"), result.state_dict())
@@ -92,8 +92,8 @@ def test_statistics_are_those_at_the_time_of_training(tmp_path: Path) -> None:
         if remove:
             (tmp_path / "mine.csv").unlink()
         result.export(tmp_path / "model.pt")
-        about = json.loads((tmp_path / "model.pt.json").read_text())
-        assert about["mean"] == [*before] and about["columns"] == ["width"]
+        description = json.loads((tmp_path / "model.pt.json").read_text())
+        assert description["mean"] == [*before] and description["columns"] == ["width"]
     partition = tmp_path / "run" / "partition.json"
     partition.write_text(json.dumps({**json.loads(partition.read_text()), "data": None}))
     with pytest.warns(UserWarning, match="no record of its data's statistics"):
@@ -101,25 +101,27 @@ def test_statistics_are_those_at_the_time_of_training(tmp_path: Path) -> None:
     assert "mean" not in json.loads((tmp_path / "model.pt.json").read_text())
 
 
-def test_a_model_that_was_kept_on_the_way(run: Path, tmp_path: Path) -> None:
+def test_a_model_saved_during_training_is_exported(run: Path, tmp_path: Path) -> None:
     found = json.loads(call("export", run, "--round", 1, "--json"))
     assert (
         found["file"] == str(run / "exported" / "round-000001.pt")
         and found["bytes"] == Path(found["file"]).stat().st_size
     )
-    kept, last = torch.load(found["file"], weights_only=True), fedflat.load(run).state_dict()
-    assert same(kept, fedflat.load(run).state_dict(rounds=1)) and not same(kept, last)
+    saved, last = torch.load(found["file"], weights_only=True), fedflat.load(run).state_dict()
+    assert same(saved, fedflat.load(run).state_dict(rounds=1)) and not same(saved, last)
 
 
-def test_the_header_says_after_how_many_rounds_a_paused_run_stood(tmp_path: Path) -> None:
+def test_the_header_of_a_paused_runs_model_has_its_round(tmp_path: Path) -> None:
     loop = fedflat.rounds("fedavg+wima(window=2)", out=tmp_path / "run", eval_every=2, **SETTINGS)
     first = next(iter(loop))
     assert same(first.state_dict("wima"), first.state_dict("wima(window=2)")), (
-        "where there is one, its parameters may be left out"
+        "a name without parameters suffices if only one average has it"
     )
     loop.close()
     with safe_open(fedflat.load(tmp_path / "run").export(tmp_path / "server.safetensors"), "pt") as file:
-        assert json.loads(file.metadata()["fedflat"])["rounds"] == 1, "though round 0 was the last to be evaluated"
+        assert json.loads(file.metadata()["fedflat"])["rounds"] == 1, (
+            "the header has the round of the model, not of the last evaluation"
+        )
 
 
 def test_a_run_without_a_folder_has_its_models_too(run: Path) -> None:
@@ -129,7 +131,7 @@ def test_a_run_without_a_folder_has_its_models_too(run: Path) -> None:
     )
 
 
-def test_a_module_of_ones_own_comes_back(tmp_path: Path) -> None:
+def test_a_user_supplied_module_receives_the_saved_weights(tmp_path: Path) -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     result = fedflat.run("fedavg", out=tmp_path / "run", **(SETTINGS | {"model": own}))
     again = fedflat.load(tmp_path / "run")
@@ -171,11 +173,11 @@ def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactl
         (["--round", "7"], "rounds: 0, 1, 2, 3"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(run: Path, arguments: list[str], sentence: str) -> None:
+def test_mistakes_raise_a_clear_error(run: Path, arguments: list[str], sentence: str) -> None:
     assert sentence in " ".join(call("export", run, *arguments).split())
 
 
-def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
+def test_an_onnx_model_has_the_outputs_of_the_torch_model(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
     assert "onnx" in call(
@@ -187,14 +189,18 @@ def test_onnx_computes_what_torch_does(run: Path, tmp_path: Path) -> None:
         inputs = torch.randn(count, 1, 8, 8)
         (found,) = session.run(["outputs"], {"inputs": inputs.numpy()})
         assert torch.allclose(torch.from_numpy(found), model(inputs), atol=1e-5)
-    (about,) = (
+    (description,) = (
         json.loads(entry.value) for entry in onnx.load(tmp_path / "model.onnx").metadata_props if entry.key == "fedflat"
     )
-    assert about["name"] == "wima(window=2)" and about["rounds"] == 3 and about["mean"] == list(load("digits").mean)
+    assert (
+        description["name"] == "wima(window=2)"
+        and description["rounds"] == 3
+        and description["mean"] == list(load("digits").mean)
+    )
 
 
 @pytest.mark.skipif(torch.__version__ < "2.7", reason="the exporter of torch 2.6 fixes the batch size of ViTs")
-def test_vision_transformers_become_graphs_too(tmp_path: Path) -> None:
+def test_vision_transformers_are_exported_to_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     shape = (3, 32, 32)
@@ -216,14 +222,14 @@ class Fixed(nn.Linear):
         return super().forward(inputs.reshape(len(inputs), 64))
 
 
-def test_a_graph_that_would_take_one_size_of_batch_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_a_fixed_batch_size_is_not_exported(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     with pytest.raises(UserError, match=r"batch size|cannot be exported to ONNX"):
         write_onnx(tmp_path / "model.onnx", Fixed(64, 10), load("digits"), {})
     assert not (tmp_path / "model.onnx").exists()
 
 
-def test_without_the_extra_it_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install 'fedflat[onnx]'" in call("export", run, "--out", tmp_path / "model.onnx")
 
@@ -253,7 +259,7 @@ class Harmful:
         return (Path.touch, (Path("harmed"),))  # type: ignore[return-value]
 
 
-def test_no_code_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_weights_file_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"weights": Harmful()}, tmp_path / "harmful.pt")
     with pytest.raises(UserError, match=r"Python object \(.*getattr\).* weights_only=False"):
@@ -262,7 +268,7 @@ def test_no_code_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("content", [[torch.zeros(2)], {"epoch": 3}, {"a": {"b": torch.zeros(2)}}, {}], ids=str)
-def test_what_is_no_state_dict_is_refused(content: object, tmp_path: Path) -> None:
+def test_a_file_without_a_state_dict_is_rejected(content: object, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "other.pt")
     with pytest.raises(UserError, match="expected a state_dict"):
         fedflat.run("fedavg", init=tmp_path / "other.pt", **SETTINGS)

@@ -37,7 +37,7 @@ def test_a_listed_split_is_what_the_file_says(tmp_path: Path) -> None:
     assert lists(text)["made_by"] == {"name": "mine"}
 
 
-def test_what_is_held_out_is_taken_from_the_lists(tmp_path: Path) -> None:
+def test_validation_examples_and_unseen_clients_are_removed_from_the_listed_clients(tmp_path: Path) -> None:
     text = listed(np.split(np.random.default_rng(0).permutation(40), 4), 40, "mine", tmp_path)
     whole = make_partition(text, TARGETS, 4, 4, seed=0).clients
     validated = make_partition(text, TARGETS, 4, 4, seed=0, validation=0.25)
@@ -61,14 +61,14 @@ def test_what_is_held_out_is_taken_from_the_lists(tmp_path: Path) -> None:
         ([], "is not a partition file"),
     ],
 )
-def test_files_that_are_no_split_of_these_data(content: object, message: str, tmp_path: Path) -> None:
+def test_files_that_do_not_match_the_data_are_rejected(content: object, message: str, tmp_path: Path) -> None:
     path = tmp_path / "partition.json"
     path.write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         make_partition(f"listed(path={path})", TARGETS, 4, None, 0)
 
 
-def test_a_file_that_is_gone_changed_or_not_named(tmp_path: Path) -> None:
+def test_a_missing_changed_or_unnamed_file_is_reported(tmp_path: Path) -> None:
     text = listed([np.arange(40)], 40, "mine", tmp_path)
     path = Path(text.partition("path=")[2].partition(",")[0])
     path.write_text(path.read_text().replace("[0, 1,", "[1, 0,"))
@@ -143,7 +143,7 @@ def test_natural_ids_are_the_groups_of_the_data(partitioners: Any, tmp_path: Pat
     assert lists(text)["clients"] == [list(range(4)), list(range(4, 10)), list(range(10, 15))]
 
 
-def test_mistakes_are_told_in_a_sentence(partitioners: Any, tmp_path: Path) -> None:
+def test_mistakes_raise_a_clear_error(partitioners: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="columns: label"):
         from_flower(
             partitioners.DirichletPartitioner(num_partitions=4, partition_by="class", alpha=1.0), "digits", tmp_path

@@ -122,7 +122,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "input_shape", "classes", "expected"), CASES)
-def test_count(text, input_shape, classes, expected):
+def test_parameter_count(text, input_shape, classes, expected):
     assert parameter_count(text, input_shape, classes) == expected
 
 

@@ -92,7 +92,7 @@ def test_wrong_samples(text, input_shape, said):
     assert ". " not in message
 
 
-def test_no_classes():
+def test_a_model_without_classes_is_rejected():
     with pytest.raises(UserError, match="at least 1"):
         build("mlp", (4,), 0)
 

@@ -130,7 +130,7 @@ def test_an_unfinished_run_has_no_number_yet():
     assert (found.verdict, found.values) == ("not run", ()) and "not finished" in found.remark
 
 
-def test_divergence():
+def test_a_diverged_run_is_judged_by_whether_the_paper_diverged():
     gone = measured([0.0, 0.1], status="diverged")
     assert judged(*ACCURACY, gone).verdict == "diverged"
     as_published = judged("wima/table2", "feddyn/femnist-without", gone)
@@ -138,7 +138,7 @@ def test_divergence():
     assert judged("wima/table2", "feddyn/femnist-without", measured([0.0, 0.8])).verdict == "above"
 
 
-def test_some_seeds_diverge():
+def test_diverged_seeds_are_left_out_of_the_mean():
     found = judged(*ACCURACY, measured([0.0, 0.62]), measured([0.0, 0.1], status="diverged"))
     assert (found.verdict, found.remark, len(found.values)) == ("within", "1 of 2 seeds", 1)
 

@@ -48,7 +48,7 @@ def test_all_messages_of_a_client_are_clipped_together(name: str) -> None:
         config = small(algorithm=name, privacy=privacy, federation__weighting="uniform")
         replay = Replay(config, *build_problem(config), workers=1)
         replay.advance()
-        buffers = replay.engine.buffers  # type: ignore[attr-defined]
+        buffers = replay.engine.cohort_buffers  # type: ignore[attr-defined]
         messages.append(torch.cat([buffers.displacement, *buffers.sent.values()], dim=1))
     plain, clipped = messages
     assert (plain.norm(dim=1) > CLIP).all()
@@ -77,13 +77,13 @@ def test_the_noise_has_the_stated_deviation(privacy: str) -> None:
         outcomes.append(Replay(config, *build_problem(config), workers=1).advance())
     noise = 2 * CLIP / (5**0.5 if privacy.startswith("local") else 5)
     noisy, silent = outcomes
-    added = noisy.returned.displacement - silent.returned.displacement
-    other = noisy.means["drift"]["dc"] - silent.means["drift"]["dc"]
+    added = noisy.cohort_means.displacement - silent.cohort_means.displacement
+    other = noisy.message_means["drift"]["dc"] - silent.message_means["drift"]["dc"]
     for difference in (added, other):
         assert float(difference.std()) == pytest.approx(noise, rel=0.03) and abs(float(difference.mean())) < noise / 20
     assert abs(float(torch.corrcoef(torch.stack([added, other]))[0, 1])) < 0.05
-    assert torch.equal(noisy.returned.uniform, noisy.returned.displacement)
-    assert torch.allclose(noisy.returned.direction, -noisy.returned.displacement / noisy.lr_sums[0])  # type: ignore[index]
+    assert torch.equal(noisy.cohort_means.uniform, noisy.cohort_means.displacement)
+    assert torch.allclose(noisy.cohort_means.direction, -noisy.cohort_means.displacement / noisy.lr_sums[0])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("privacy", ["dp(noise=1)", "local-dp(noise=1)"])
@@ -94,7 +94,7 @@ def test_lanes_have_the_noise_of_the_loop(privacy: str) -> None:
     assert same(loop, walk(config, LaneEngine(build_problem(config)[0], lanes=2), rounds=3))
     assert not same(loop, walk(config.model_copy(update={"seed": 4}), rounds=3))
     replay = Replay(config, *build_problem(config), workers=1)
-    first, second = (replay.advance().returned.displacement for _ in range(2))
+    first, second = (replay.advance().cohort_means.displacement for _ in range(2))
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.2
 
 

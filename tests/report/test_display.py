@@ -23,7 +23,7 @@ def result() -> fedflat.Result:
     return fedflat.run("fedavg+ema", **SMALL)
 
 
-def test_a_result(result: fedflat.Result) -> None:
+def test_repr_of_a_result(result: fedflat.Result) -> None:
     last = f"{100 * result.summary().last:.2f}"
     title = "fedavg+ema on digits, seed 0: finished after 2 of 2 rounds"
     assert repr(result).startswith(f"Result({title}; last accuracy %: server {last}, ema")
@@ -32,7 +32,7 @@ def test_a_result(result: fedflat.Result) -> None:
     assert list(result.to_pandas()["round"]) == [0, 1, 2]
 
 
-def test_a_comparison(tmp_path: Path) -> None:
+def test_repr_of_a_comparison(tmp_path: Path) -> None:
     comparison = fedflat.compare(["fedsam", "fedavg"], seeds=2, jobs=1, out=tmp_path / "runs", **SMALL)
     assert repr(comparison) == "Comparison(4 runs with 2 seeds: fedsam, fedavg)"
     shutil.copytree(tmp_path / "runs" / "fedavg" / "seed-0", tmp_path / "runs" / "copy")
@@ -49,7 +49,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert isinstance(comparison.plot(), Figure) and len(comparison.to_pandas()) == 12
 
 
-def test_a_dataset() -> None:
+def test_repr_of_a_dataset() -> None:
     digits = load("digits")
     assert repr(digits) == (
         "Dataset(digits: image, 1,442 training examples, 355 test examples, shape 1x8x8, 10 classes)"
@@ -63,7 +63,7 @@ def test_a_dataset() -> None:
     assert len(vectors.plot().axes) == 1 and "&lt;mine&gt;" in vectors._repr_html_()
 
 
-def test_a_spectrum(result: fedflat.Result) -> None:
+def test_repr_of_a_spectrum(result: fedflat.Result) -> None:
     spectrum = result.flatness("server").spectrum(2, examples=40, trace_draws=0)
     assert repr(spectrum).startswith(f"Spectrum(lambda_max={spectrum.lambda_max:.4g}, lambda_min=")
     assert "trace" not in repr(spectrum) and "eigenvalues=2 of 160, examples=40, converged=yes)" in repr(spectrum)
@@ -72,7 +72,7 @@ def test_a_spectrum(result: fedflat.Result) -> None:
     assert list(spectrum.plot().axes[0].lines[0].get_ydata()) == pytest.approx(list(spectrum.eigenvalues))
 
 
-def test_a_landscape(result: fedflat.Result) -> None:
+def test_repr_of_a_landscape(result: fedflat.Result) -> None:
     landscape = fedflat.flatness.landscape(result.flatness("server").objective(), points=3)
     low, high = (f"{value:.4g}" for value in (landscape.values["loss"].min(), landscape.values["loss"].max()))
     assert repr(landscape) == f"Landscape(around model, 3 x 3 points: loss {low} to {high})"

@@ -119,7 +119,7 @@ def test_an_unregistered_average_is_rejected_by_name() -> None:
         ("own", Own(), "'own'.*Drift"),
     ],
 )
-def test_what_cannot_be_registered(name: str, component: object, meaning: str) -> None:
+def test_invalid_components_are_not_registered(name: str, component: object, meaning: str) -> None:
     before = [dict(registry) for registry in (NAMED, *PART_REGISTRIES.values())]
     with pytest.raises(UserError, match=meaning):
         fedflat.register(name, component)  # type: ignore[arg-type]

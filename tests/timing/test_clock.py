@@ -82,7 +82,7 @@ def test_a_million_clients_with_traces_in_bounded_memory(tmp_path: Path) -> None
     assert peak < 2e7
 
 
-def test_sessions(tmp_path: Path) -> None:
+def test_a_session_trace_lists_when_clients_are_available(tmp_path: Path) -> None:
     file = tmp_path / "sessions.csv"
     file.write_text("client,start,end\n2,30,40\n0,0,10\n2,5,20\n")
     trace = SessionTrace(file)

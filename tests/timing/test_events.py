@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedflat.timing import Flight, Schedule, ScheduleState, ServerUpdate
+from fedflat.timing import ArrivalSimulation, Flight, ServerUpdate, SimulationState
 
 from ..reference.arrivals import Arrival, arrivals
 
@@ -21,10 +21,10 @@ GOLDEN = {
 DURATIONS = [1.0, 2.5]
 
 
-def schedule(durations: list[float], buffer: int) -> Schedule:
+def schedule(durations: list[float], buffer: int) -> ArrivalSimulation:
     """A schedule in which all clients are always in flight."""
     everyone = list(range(len(durations)))
-    return Schedule(
+    return ArrivalSimulation(
         concurrency=len(durations),
         buffer=buffer,
         choose=lambda draw, count, time, busy: [client for client in everyone if client not in busy],
@@ -87,13 +87,13 @@ def test_a_stored_state_continues_in_the_same_way() -> None:
     simulation, resumed = schedule(DURATIONS, 2), schedule(DURATIONS, 2)
     for _ in range(5):
         simulation.next_update()
-    resumed.state = ScheduleState.from_json(json.loads(json.dumps(simulation.state.to_json())))
+    resumed.state = SimulationState.from_json(json.loads(json.dumps(simulation.state.to_json())))
     assert [resumed.next_update() for _ in range(5)] == [simulation.next_update() for _ in range(5)]
 
 
 def test_the_server_looks_again_for_available_clients_while_others_train() -> None:
     """Client 1 becomes available at time 100, when client 0, which needs 1000 seconds, is still in flight."""
-    simulation = Schedule(
+    simulation = ArrivalSimulation(
         concurrency=2,
         buffer=1,
         choose=lambda draw, count, time, busy: [1] if time >= 100 and 1 not in busy else [],
@@ -107,7 +107,7 @@ def test_the_server_looks_again_for_available_clients_while_others_train() -> No
 
 def test_an_arrival_when_the_server_looks_again_does_not_delay_its_next_look() -> None:
     """Client 0 arrives at time 60, so the server looks at times 60 and 120; client 1 is available from time 100 on."""
-    simulation = Schedule(
+    simulation = ArrivalSimulation(
         concurrency=3,
         buffer=2,
         choose=lambda draw, count, time, busy: [1] if time >= 100 and 1 not in busy else [],
@@ -121,7 +121,7 @@ def test_an_arrival_when_the_server_looks_again_does_not_delay_its_next_look() -
 
 def test_a_round_without_progress_if_nobody_is_there() -> None:
     """The first client arrives, then nobody is available: the buffer keeps its update for the next round."""
-    simulation = Schedule(
+    simulation = ArrivalSimulation(
         concurrency=1,
         buffer=2,
         choose=lambda draw, count, time, busy: [4],
@@ -138,7 +138,7 @@ def test_a_round_without_progress_if_nobody_is_there() -> None:
 
 def test_rounds_without_progress_do_not_make_updates_stale() -> None:
     """Client 0 arrives and stays in the buffer while nobody is available."""
-    simulation = Schedule(
+    simulation = ArrivalSimulation(
         concurrency=1,
         buffer=2,
         choose=lambda draw, count, time, busy: [1] if time >= 200 else [],
@@ -154,7 +154,7 @@ def test_rounds_without_progress_do_not_make_updates_stale() -> None:
 
 def test_a_cohort_starts_only_once_from_a_version() -> None:
     """If the buffer is larger than the number of clients in flight, other clients fill it."""
-    simulation = Schedule(
+    simulation = ArrivalSimulation(
         concurrency=1,
         buffer=3,
         choose=lambda draw, count, time, busy: [10 + draw],

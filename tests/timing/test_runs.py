@@ -155,7 +155,7 @@ def test_stale_control_variates_stay_the_mean_of_those_of_clients_that_arrived()
     """With all clients in one buffer, the server's control variate is the mean of the clients' control variates."""
     settings = DIGITS | {"clients": 4, "clock": "lognormal(1)", "policy": "fedbuff(buffer=3)"}
     for round in fedflat.rounds("scaffold", **settings):
-        flying = {flight.client for flight in round.run.timeline._schedule.state.in_flight}
+        flying = {flight.client for flight in round.run.timeline._simulation.state.in_flight}
         flying |= {flight.client for flight in round.run.timeline._pending}
         if not flying:
             continue
@@ -183,11 +183,11 @@ def test_a_buffer_is_combined_by_shares_and_staleness(algorithm: str, message: f
     flights = [Flight(1.0, 0, version=0, repetition=0), Flight(2.0, 1, version=3, repetition=0)]
     groups = [update(flights[0], 3, 1.0, 0.5, 1), update(flights[1], 1, 2.0, 0.25, 3)]
     outcome = run.timeline._combine(run.server, ServerUpdate(3, 2.0, flights, []), groups, [])
-    assert outcome.returned.displacement.unique().item() == 3 / 4 / 2 * 1 + 1 / 4 * 2
-    assert outcome.returned.uniform.unique().item() == 1 / 2 / 2 * 1 + 1 / 2 * 2
-    torch.testing.assert_close(outcome.returned.direction, torch.full_like(x, (-2 / 2 - 8) / 1.5))
+    assert outcome.cohort_means.displacement.unique().item() == 3 / 4 / 2 * 1 + 1 / 4 * 2
+    assert outcome.cohort_means.uniform.unique().item() == 1 / 2 / 2 * 1 + 1 / 2 * 2
+    torch.testing.assert_close(outcome.cohort_means.direction, torch.full_like(x, (-2 / 2 - 8) / 1.5))
     torch.testing.assert_close(outcome.buffers, (1 - 0.375 - 0.25) * buffers + 0.375 * 4 + 0.25 * 8)
-    assert flat_state(outcome.means)[name].unique().item() == message
+    assert flat_state(outcome.message_means)[name].unique().item() == message
     assert outcome.loss == (1 * 1 + 3 * 2) / 4
 
 

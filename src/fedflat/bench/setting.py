@@ -10,7 +10,7 @@ import torch
 
 from fedflat.data import Dataset, Examples, load
 from fedflat.engines.round.plan import Plan, Sampler
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.text import make, param, parse_one
 
 ROUNDS = 1000
@@ -81,7 +81,7 @@ class BenchmarkSetting:
             engine: ``engine.name``.
             clients: number of clients in the federation.
         """
-        return config(
+        return parse_config(
             {
                 "algorithm": algorithm,
                 "model": self.model,

@@ -143,10 +143,10 @@ class ClientTask:
             record[SENT + name] = array
         if state:
             # The previous state is needed again if this reply is lost.
-            kept = self._context.state
-            for name in [name for name in kept if name.startswith(KEPT) and name != f"{KEPT}{self._version}"]:
-                del kept[name]
-            kept[f"{KEPT}{self.round + 1}"] = array_record(state)
+            saved = self._context.state
+            for name in [name for name in saved if name.startswith(KEPT) and name != f"{KEPT}{self._version}"]:
+                del saved[name]
+            saved[f"{KEPT}{self.round + 1}"] = array_record(state)
 
 
 class LocalSteps:
@@ -197,7 +197,7 @@ class LocalSteps:
         if conflict:
             raise UserError(f"the server's algorithm does not suit this client: {conflict}")
         self._steps, self._schedule = steps, Schedule(lr, lr_decay, task.rounds)
-        self._z = self._own(task.layout.flatten(task.model))
+        self._z = self._trained_entries(task.layout.flatten(task.model))
         round, count = (torch.tensor(n, dtype=self._z.dtype, device=self._z.device) for n in (task.round, steps))
         self._local = self._algorithm.begin(
             self._z,
@@ -231,9 +231,9 @@ class LocalSteps:
 
         def gradient(point: Tensor, teacher: Teacher | None = None) -> Tensor:
             """The gradient [parameters] at a point; the server's strategy refuses algorithms with a teacher."""
-            result, found = self._gradient(point, closure, keep_buffers=bool(results))
+            result, gradient_at_point = self._gradient(point, closure, keep_buffers=bool(results))
             results.append(result)
-            return found
+            return gradient_at_point
 
         self._local = self._algorithm.step(self._local, gradient, self._schedule, self._descent)
         self._write(self._local.drift.y)
@@ -246,11 +246,11 @@ class LocalSteps:
             The client's new state by full name; the messages to the server by full name; and what to add to the arrays
             of the trained model, by name, if the algorithm does not upload this model.
         """
-        taken = int(self._local.drift.step)
-        if taken != self._steps:
+        steps_taken = int(self._local.drift.step)
+        if steps_taken != self._steps:
             raise UserError(
-                f"the training function took {taken} steps, but made its optimiser for {self._steps}; pass the number "
-                "of all steps as steps=, e.g. epochs * len(loader)"
+                f"the training function took {steps_taken} steps, but made its optimiser for {self._steps}; "
+                "pass the number of all steps as steps=, e.g. epochs * len(loader)"
             )
         state, message = self._algorithm.finish(self._local)
         values = flat_state(message.sent) | {LR_SUM: message.lr_sum}
@@ -265,25 +265,28 @@ class LocalSteps:
         fields = flat_fields(self._algorithm.server_fields())
         received = {name: value for name, value in self._task.server.items() if name != INITIAL}
         return nested_state(
-            {name: self._own(v) if fields[name].vector else v.to(self._z.device) for name, v in received.items()}
+            {
+                name: self._trained_entries(v) if fields[name].vector else v.to(self._z.device)
+                for name, v in received.items()
+            }
         )
 
     def _client_state(self) -> States:
-        """The client's state by slot: the kept one, or that of a new client."""
-        kept = self._task.client_state()
-        if kept is not None:
-            return nested_state({name: value.to(self._z.device) for name, value in kept.items()})
+        """The client's state by slot: the saved one, or that of a new client."""
+        saved = self._task.client_state()
+        if saved is not None:
+            return nested_state({name: value.to(self._z.device) for name, value in saved.items()})
         initial = self._task.server.get(INITIAL)
-        return self._algorithm.new_client(self._z if initial is None else self._own(initial))
+        return self._algorithm.new_client(self._z if initial is None else self._trained_entries(initial))
 
-    def _own(self, vector: Tensor) -> Tensor:
+    def _trained_entries(self, vector: Tensor) -> Tensor:
         """The entries of the trained parameters in a vector of all weights that the server sends; at least float32."""
-        own = self._layout.flatten(self._task.layout.views(vector))
+        entries = self._layout.flatten(self._task.layout.views(vector))
         device = next(iter(self._parameters.values())).device
-        return own.to(device, torch.promote_types(own.dtype, torch.float32))
+        return entries.to(device, torch.promote_types(entries.dtype, torch.float32))
 
     def _expanded(self, vector: Tensor) -> Tensor:
-        """The inverse of ``_own``: entries of frozen parameters are 0, and tied ones have equal entries."""
+        """The inverse of ``_trained_entries``: entries of frozen parameters are 0, and tied ones have equal entries."""
         layout, views, firsts = self._task.layout, self._layout.views(vector), first_names(self._model)
         zeros = layout.views(vector.new_zeros(layout.size))
         return layout.flatten({name: views.get(firsts.get(name, name), zero) for name, zero in zeros.items()})
@@ -303,7 +306,7 @@ class LocalSteps:
             keep_buffers: whether to undo the changes of buffers such as BatchNorm statistics.
 
         Returns:
-            What the closure returned, and the gradient [parameters].
+            The result of the closure, and the gradient [parameters].
         """
         self._write(point)
         self._model.zero_grad()
@@ -312,11 +315,11 @@ class LocalSteps:
             result = closure()
         for buffer, value in before:
             buffer.copy_(value)
-        found = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        if not found:
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        if not gradients:
             raise UserError("the closure computed no gradient; it must call backward on the loss before it returns it")
         zeros = self._layout.views(torch.zeros_like(point))
-        return result, self._layout.flatten(zeros | found).to(point.dtype)
+        return result, self._layout.flatten(zeros | gradients).to(point.dtype)
 
 
 def _integer(settings: ConfigRecord, name: str) -> int:

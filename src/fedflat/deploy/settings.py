@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import Config, EngineSettings, config
+from fedflat.experiment.config import Config, EngineSettings, parse_config
 from fedflat.experiment.setup.engine import sampler_of
 from fedflat.experiment.setup.timing import has_time
 from fedflat.setting_names import nest
@@ -55,8 +55,8 @@ class Deployment(BaseModel):
     secure_bits: Literal[16, 32, 64] = Field(32, description="bits of each value in a secure sum")
 
 
-def experiment_of(run_config: Mapping[str, Any]) -> Config:
-    """Return the experiment in a Flower run config, i.e. all keys that do not start with ``deploy.``.
+def config_of(run_config: Mapping[str, Any]) -> Config:
+    """Return the config of the experiment in a Flower run config, i.e. all keys that do not start with ``deploy.``.
 
     The server saves a checkpoint after every round, because a site keeps only the last two versions of its client's
     state: the server could not resume from an older checkpoint.
@@ -64,7 +64,7 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
     settings = {key: value for key, value in run_config.items() if not key.startswith(PREFIX)}
     groups = {"engine", *(key.partition(".")[0] for key in settings if "." in key)}
     for group in groups & settings.keys():
-        config({group: settings[group]})  # raises the error for a value in place of a group, such as data="digits"
+        parse_config({group: settings[group]})  # raises an error for a value in place of a group, e.g. data="digits"
     nested = nest(settings)
     engine = nested.setdefault("engine", {})
     simulation_settings = sorted((engine.keys() & EngineSettings.model_fields) - SITE_ENGINE_SETTINGS)
@@ -75,17 +75,17 @@ def experiment_of(run_config: Mapping[str, Any]) -> Config:
         )
     engine |= {"workers": 1, "checkpoint_every": 1}
     engine.setdefault("precision", "float32")  # all sites compute in the same precision, whatever their GPUs support
-    experiment = config(nested)
-    if experiment.flatness.every is not None:
+    config = parse_config(nested)
+    if config.flatness.every is not None:
         raise UserError(
             "flatness.every needs the clients' data on the server; remove it and measure the finished run with "
             "fedflat flatness"
         )
-    if experiment.federation.dropout:
+    if config.federation.dropout:
         raise UserError("federation.dropout is for simulations, real clients drop out by themselves; remove it")
-    if has_time(experiment):
+    if has_time(config):
         raise UserError("a deployment runs in real time; remove federation.clock and federation.policy")
-    return experiment
+    return config
 
 
 def settings_digest(run_config: Mapping[str, Any]) -> str:
@@ -107,9 +107,9 @@ def deployment_of(run_config: Mapping[str, Any]) -> Deployment:
         raise UserError(f"deploy.{first['loc'][0]}={first['input']!r} is invalid: {first['msg'].lower()}") from None
 
 
-def check_deployment(experiment: Config, deployment: Deployment) -> None:
+def check_deployment(config: Config, deployment: Deployment) -> None:
     """Raise ``UserError`` if rounds would close below ``deploy.minimum``, or if a setting would spoil privacy."""
-    quorum, minimum, privacy = deployment.quorum, deployment.minimum, experiment.federation.privacy
+    quorum, minimum, privacy = deployment.quorum, deployment.minimum, config.federation.privacy
     if quorum is not None and quorum < minimum:
         raise UserError(f"deploy.quorum={quorum} closes rounds below deploy.minimum={minimum}; raise it")
     if quorum is not None and privacy:
@@ -124,13 +124,12 @@ def check_deployment(experiment: Config, deployment: Deployment) -> None:
         )
 
 
-def require_minimum(experiment: Config, clients: int, deployment: Deployment) -> None:
+def require_minimum(config: Config, clients: int, deployment: Deployment) -> None:
     """Raise ``UserError`` if a round of a federation of ``clients`` clients has fewer than ``deploy.minimum``."""
-    sampler, minimum = sampler_of(experiment, clients), deployment.minimum
+    sampler, minimum = sampler_of(config, clients), deployment.minimum
     # A run that starts from another run's model starts with round init_rounds.
     cohort_sizes = {
-        round: len(sampler(experiment.seed, round))
-        for round in range(experiment.init_rounds, experiment.training.rounds)
+        round: len(sampler(config.seed, round)) for round in range(config.init_rounds, config.training.rounds)
     }
     smallest_round = min(cohort_sizes, key=lambda round: cohort_sizes[round])
     if cohort_sizes[smallest_round] < minimum:

@@ -39,9 +39,10 @@ from fedflat.deploy.local_steps import (
     starts_at_initial_model,
     weight_layout,
 )
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.aggregation import Aggregation, Centre
+from fedflat.engines.round.client import ClientReport, CohortBuffers
 from fedflat.engines.round.cohort import reduce_rows
-from fedflat.engines.round.contract import Aggregation, Centre, Client, ModelState, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
 from fedflat.models.layout import Layout
@@ -179,8 +180,8 @@ class Strategy(FedAvg):
         messages: list[Message] = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:
             version = self._accepted.get(message.metadata.dst_node_id, 0)
-            own = {SETTINGS: ConfigRecord({**settings, STATE_VERSION: version})}
-            message.content = RecordDict({**message.content, **extra, **own})
+            settings_record = ConfigRecord({**settings, STATE_VERSION: version})
+            message.content = RecordDict({**message.content, **extra, SETTINGS: settings_record})
         return messages
 
     def configure_evaluate(
@@ -238,21 +239,21 @@ class Strategy(FedAvg):
     def _step(self, round: int, updates: Sequence[ClientUpdate]) -> None:
         """Update model, server state and averages from the clients' updates; ``round`` counts from 0."""
         model, count = self._model, len(updates)
-        rows = CohortBuffers.new(self.algorithm, len(model.weights), len(model.buffers), count, model.weights)
+        cohort_buffers = CohortBuffers.new(self.algorithm, len(model.weights), len(model.buffers), count, model.weights)
         state = nested_state({})
         for row, update in enumerate(updates):
-            rows.displacement[row] = update.model.weights - self._z
-            rows.statistics[row] = update.model.buffers
-            measured = flat_state({"server": self.algorithm.server.measure(rows.displacement[row])})
+            cohort_buffers.displacement[row] = update.model.weights - self._z
+            cohort_buffers.statistics[row] = update.model.buffers
+            measured = flat_state({"server": self.algorithm.server.measure(cohort_buffers.displacement[row])})
             for name, value in {**update.sent, **measured}.items():
-                rows.sent[name][row] = value
+                cohort_buffers.sent[name][row] = value
         positions = [np.broadcast_to(0, update.examples) for update in updates]  # only their number counts
         cohort = [Client(row, indices, state) for row, indices in enumerate(positions)]
         reports = [ClientReport(update.lr_sum, 0.0, 1, 0, 0, update.model.integer_buffers) for update in updates]
         training = replace(self._training, clients=max(self._nodes, count))
-        arguments = training, round, model, self._z, rows, cohort, reports, GradientCost(), self._states
+        arguments = training, round, model, self._z, cohort_buffers, cohort, reports, Cost(), self._states
         outcome = reduce_rows(*arguments)
-        weights, self._states = self.algorithm.aggregate(outcome.returned, outcome.means, self._states)
+        weights, self._states = self.algorithm.aggregate(outcome.cohort_means, outcome.message_means, self._states)
         self._model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         flat = torch.cat([weights, outcome.buffers])
         for average in self._averages:

@@ -30,7 +30,7 @@ class RunProgress(Protocol):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One record per evaluation; in another process, only the newest one."""
+        """The evaluations in order; in another process, only the newest one."""
 
     @property
     def primary(self) -> str:
@@ -87,7 +87,7 @@ class Callback:
         """Called after every round, before its evaluation."""
 
     def evaluated(self, run: RunView) -> None:
-        """Called after every evaluation; ``run.history[-1]`` is its record."""
+        """Called after every evaluation, which is ``run.history[-1]``."""
 
     def ended(self, run: RunView, record: Record) -> None:
         """Called when the run ends or pauses, with its outcome."""
@@ -106,7 +106,7 @@ class RemoteCallback(Callback):
         """Called after a round; rounds that follow each other quickly may share one call."""
 
     def evaluated(self, run: RunProgress) -> None:
-        """Called after an evaluation; ``run.history[-1]`` is its record."""
+        """Called after an evaluation, which is ``run.history[-1]``."""
 
     def ended(self, run: RunProgress, record: Record) -> None:
         """Called when the run ends or pauses, with its outcome."""

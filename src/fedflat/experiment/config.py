@@ -348,7 +348,7 @@ def _canonical(text: str) -> str:
     return canonical(algorithm(text))
 
 
-def config(values: dict[str, Any], is_stored: bool = False) -> Config:
+def parse_config(values: dict[str, Any], is_stored: bool = False) -> Config:
     """Validate nested values; the first invalid setting raises a ``UserError``.
 
     Args:

@@ -15,7 +15,7 @@ from fedflat.data import Dataset, fixes_clients, from_flower, load
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.store.files import read_yaml
 from fedflat.setting_names import SHORT_NAMES, flat, full_name, parse_flatness, unknown_setting
@@ -128,7 +128,7 @@ def make_config(
     given = _given(settings or {}) | assigned.keys()
     if "data.partition" in given and "data.clients" not in given:
         _drop_unsuitable_clients(values["data"])
-    return config(values)
+    return parse_config(values)
 
 
 def _drop_unsuitable_clients(data: dict[str, Any]) -> None:

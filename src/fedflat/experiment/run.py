@@ -118,13 +118,13 @@ class Run:
 
     def execute(self) -> Record:
         """Run to the end, from the last checkpoint if there is one; returns the record of the run."""
-        for _ in self.steps():
+        for _ in self.train_rounds():
             pass
         assert self.record is not None
         return self.record
 
     @isolated_rng
-    def steps(self) -> Generator[int, None, None]:
+    def train_rounds(self) -> Generator[int, None, None]:
         """Run one round at a time and yield the number of completed rounds; closing the generator pauses the run.
 
         The loop ends with a verdict: the status of the run and the reason why it ended. Afterwards, ``record`` is set.
@@ -237,14 +237,14 @@ class Run:
         flat_model = _flat(server.model)
         for average in self.averages.values():
             average.before_round(round_index, flat_model)
-        trained = self.timeline.train(self.engine, server, self.client)
-        model, states, cost, outcome = server.model, server.states, server.cost + trained.unused, trained.outcome
+        result = self.timeline.train(self.engine, server, self.client)
+        model, states, cost, outcome = server.model, server.states, server.cost + result.wasted, result.outcome
         if outcome is not None:  # measure flatness now, because the next round overwrites the clients' updates
-            if trained.cohort and self._flatness and self._flatness.is_due(round_index + 1):
-                self._flatness.observe_cohort(trained.cohort, outcome, server.model, server.states)
+            if result.cohort and self._flatness and self._flatness.is_due(round_index + 1):
+                self._flatness.observe_cohort(result.cohort, outcome, server.model, server.states)
             model, states = server_step(self.algorithm, self.problem, outcome, server.states)
             cost, self._train_loss = cost + outcome.cost, outcome.loss
-        for client in trained.trained:
+        for client in result.trained:
             self._clients.write(client)
         self.server = ServerState(round_index + 1, model, states, cost)  # this also increases self.rounds
         if self.rounds < self.config.training.rounds:  # the engine may load the next clients' data in the background
@@ -287,20 +287,20 @@ class Run:
         scores = self.engine.evaluate(models, self.problem.evaluation_sets)
         cost = self.server.cost
         bytes_per_float = torch.finfo(self.problem.dtype).bits // 8
-        record: dict[str, Any] = {"round": self.rounds, "train_loss": finite_or_none(self.loss)}
+        evaluation: dict[str, Any] = {"round": self.rounds, "train_loss": finite_or_none(self.loss)}
         for set_name in dict.fromkeys(chain(self.problem.evaluation_sets, *scores.values())):  # sites may add a set
             evaluated = {name: by_set[set_name] for name, by_set in scores.items() if set_name in by_set}
-            record[set_name] = {name: self._metrics(values) for name, values in evaluated.items()}
-        record |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
-        record |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
-        record |= self.timeline.metrics() | privacy_metrics(self.config, self.training, self.engine, self.rounds)
+            evaluation[set_name] = {name: self._metrics(values) for name, values in evaluated.items()}
+        evaluation |= {"backward_passes": cost.backward_passes, "samples": cost.samples}
+        evaluation |= {"bytes_down": cost.floats_down * bytes_per_float, "bytes_up": cost.floats_up * bytes_per_float}
+        evaluation |= self.timeline.metrics() | privacy_metrics(self.config, self.training, self.engine, self.rounds)
         timing: dict[str, Any] = {"round": self.rounds}
         if self._flatness and self._flatness.is_due(self.rounds):
-            record["flatness"] = self._flatness.measurements(models, scores, self.rounds)
+            evaluation["flatness"] = self._flatness.measurements(models, scores, self.rounds)
             timing["flatness"] = round(self._flatness.take_seconds(), 3)
-        self.history.append(record)
+        self.history.append(evaluation)
         if self.folder:
-            self.folder.append("metrics.jsonl", record)
+            self.folder.append("metrics.jsonl", evaluation)
             self.folder.append("timing.jsonl", {**timing, "seconds": round(self.seconds, 3), "memory": peak_memory()})
         self._notify("evaluated")
 
@@ -317,13 +317,13 @@ class Run:
         folder, init_rounds = self.folder, self.config.init_rounds
         if folder:
             if not self._resume:
-                inputs = provenance(self.partition, self.problem.data, self._user_objects)
-                folder.create(self.config, inputs, self.metric, self.lower_is_better)
+                initial_inputs = provenance(self.partition, self.problem.data, self._user_objects)
+                folder.create(self.config, initial_inputs, self.metric, self.lower_is_better)
             folder.acquire_lock()
         checkpoint = last_checkpoint(folder, self.config, self._frozen_hash, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
-            inputs = fingerprints({**self._user_objects, "data": self.problem.data})
-            require_same_inputs(folder, inputs, self.partition.digest())
+            current_inputs = fingerprints({**self._user_objects, "data": self.problem.data})
+            require_same_inputs(folder, current_inputs, self.partition.digest())
         open_rows = partial(self._open_rows, "clients")
         self._clients = ClientStateStore(self.algorithm, self.server.model, self.training.own_statistics, open_rows)
         flat_model = _flat(self.server.model)
@@ -356,16 +356,16 @@ class Run:
                 state = self.server, self.averages, self._stores, self.config, loss, frozen, self.timeline.state()
                 write_checkpoint(self.folder, *state)
 
-    def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-        """Continue from a checkpoint, given its tensors and metadata; discard all that was written after it."""
-        self.history = require_same_run(folder, tensors, metadata, self.server.model, self._stores)
-        folder.rewind_logs(metadata["metrics"], metadata["rounds"])
-        self.server = ServerState.from_checkpoint(tensors, metadata)
-        loss = math.nan if metadata["loss"] is None else metadata["loss"]
+    def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Continue from a checkpoint, given its tensors and header; discard all that was written after it."""
+        self.history = require_same_run(folder, tensors, header, self.server.model, self._stores)
+        folder.rewind_logs(header["metrics"], header["rounds"])
+        self.server = ServerState.from_checkpoint(tensors, header)
+        loss = math.nan if header["loss"] is None else header["loss"]
         self._train_loss = torch.tensor(loss, dtype=self.problem.dtype)
         for name, average in self.averages.items():
             average.restore(with_prefix(tensors, f"average/{name}/"))
-        self.timeline.restore(with_prefix(tensors, "timeline/"), metadata.get("timeline", {}))
+        self.timeline.restore(with_prefix(tensors, "timeline/"), header.get("timeline", {}))
         for store in self._stores.values():
             store.rewind(self.rounds)
         remove_snapshots_after(folder.path, self.rounds)
@@ -382,8 +382,8 @@ class Run:
         # If parameters are frozen, the header names the trained ones.
         trained = {"trained": list(self.problem.layout.names)} if self._frozen_hash else {}
         for name, model in self.models().items():
-            metadata = {"model": self.config.model, "name": name, "rounds": self.rounds, **trained}
-            folder.write_tensors(file(name), self.problem.state_dict(*model), metadata)
+            header = {"model": self.config.model, "name": name, "rounds": self.rounds, **trained}
+            folder.write_tensors(file(name), self.problem.state_dict(*model), header)
 
     def _write_outcome(self, verdict: Verdict) -> None:
         """Write the final models, the clients' BatchNorm statistics (SiLoBN) and the run's status."""

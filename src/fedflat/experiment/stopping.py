@@ -40,7 +40,7 @@ def stopping_verdict(
     """Apply the stopping rules after the newest evaluation; returns a verdict if the run stops, otherwise None.
 
     Args:
-        history: one record per evaluation.
+        history: the evaluations in order.
         stop: the stopping rules.
         model: name of the model that is judged.
         metric: name of the metric that it is judged by.
@@ -55,8 +55,8 @@ def stopping_verdict(
         )
     if stop.patience is not None:
         # Evaluations separated only by idle rounds see the same model; count the last.
-        records = {record["round"] - record.get("idle_rounds", 0): record for record in history}.values()
-        values = [record["validation"][model][metric] for record in records if model in record["validation"]]
+        evaluations = {each["round"] - each.get("idle_rounds", 0): each for each in history}.values()
+        values = [each["validation"][model][metric] for each in evaluations if model in each["validation"]]
         # A metric that was not finite is None.
         scores = [-math.inf if value is None else sign * value for value in values]
         evaluations_since_best = len(scores) - 1 - scores.index(max(scores)) if scores else 0

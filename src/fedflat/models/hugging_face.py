@@ -89,9 +89,9 @@ class HuggingFace(ModelSpec):
         for builder, endings in HEADS.items():
             if any(name.endswith(endings) for name in architectures[:1]):
                 return builder
-        found = f"has the architecture {architectures[0]}" if architectures else "names no architecture"
+        architecture = f"has the architecture {architectures[0]}" if architectures else "names no architecture"
         raise UserError(
-            f"the config.json of {self.hub or self.path} {found}, which does not tell what to predict; choose "
+            f"the config.json of {self.hub or self.path} {architecture}, which does not tell what to predict; choose "
             "head=classes or head=tokens"
         )
 

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from fedflat.errors import UserError
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.papers.numbers import Gain, Published, RoundsTo, Statistic, parse_statistic
 from fedflat.papers.schema import Protocol, Words
 from fedflat.setting_names import nest
@@ -122,4 +122,4 @@ def substitute(value: Any, words: Words) -> Any:
 @cache
 def _config(text: str) -> Config:
     """Read a config from JSON; cached, since many cells share a run and validation takes time."""
-    return config(json.loads(text))
+    return parse_config(json.loads(text))

@@ -205,14 +205,14 @@ class Ledger:
 
 def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     """Judge the stored numbers of a cell: compare those of runs with the paper's settings with the published one."""
-    own = [result for result in results if result.kind == "paper"]
-    experiments = _experiments(cell, own)
-    found = [deviations_of(cell, result) for runs in experiments for result in runs]
-    deviations = max(found, key=_severity, default=Deviations())
+    paper_runs = [result for result in results if result.kind == "paper"]
+    experiments = _experiments(cell, paper_runs)
+    candidates = [deviations_of(cell, result) for runs in experiments for result in runs]
+    deviations = max(candidates, key=_severity, default=Deviations())
     numbers = [{result.seed: _run_number(cell, result) for result in runs} for runs in experiments]
     numbers += [{}] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
     outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
-    if own and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
+    if paper_runs and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
         values = _values(cell, experiments[0]) if len(experiments) == 1 else {}
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
         outcome = CellOutcome(cell, values, "ran", measured)
@@ -222,7 +222,9 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     notes = dict.fromkeys(
         f"{kind}: {note}" for kind, runs in others.items() for r in runs if (note := r.selection or r.reason)
     )
-    return LedgerEntry(cell, outcome, **values_by_kind, notes=tuple(notes), results=tuple(own), counted=tuple(counted))
+    return LedgerEntry(
+        cell, outcome, **values_by_kind, notes=tuple(notes), results=tuple(paper_runs), counted=tuple(counted)
+    )
 
 
 def _experiments(cell: Cell, results: Sequence[StoredResult]) -> list[list[StoredResult]]:

@@ -119,8 +119,8 @@ class StoredResult(PaperData):
         unneeded_costs = {"backward_passes", "bytes_up", "bytes_down", "note"}
         unneeded = dict.fromkeys(("metrics", "final", "curve", "curve_rounds"), True) | {"cost": unneeded_costs}
         values = self.model_dump(exclude=unneeded, exclude_unset=True)
-        kept = ("rounds", "eval_every", "precision")
-        values["protocol"] = {key: value for key, value in self.protocol.items() if key in kept}
+        needed = ("rounds", "eval_every", "precision")
+        values["protocol"] = {key: value for key, value in self.protocol.items() if key in needed}
         values["environment"] = {"hardware": self.environment["hardware"]}
         return StoredResult(**values)
 
@@ -304,8 +304,8 @@ def cells_measured_by(table: PaperTable, config: Config) -> list[Cell]:
     Cells of other tables are left out if they print no number.
     """
     cells = _cells_by_config(table.paper.name)[config]
-    own = [cell for cell in cells if cell.table == table.full_name]
-    return own + [cell for cell in cells if cell.table != table.full_name and cell.published is not None]
+    of_table = [cell for cell in cells if cell.table == table.full_name]
+    return of_table + [cell for cell in cells if cell.table != table.full_name and cell.published is not None]
 
 
 def experiment_name(table: PaperTable, config: Config) -> str:

@@ -289,7 +289,7 @@ def _perturbations_ascend(tested: CheckedAlgorithm) -> str | None:
     problem.loss_and_gradient = record_point  # type: ignore[method-assign, assignment]
     quadratics.problem = lambda: problem  # type: ignore[method-assign]
     second = run_rounds(tested.algorithm, quadratics, [[0]] * 2, steps=1).outcomes[1]
-    iterate, perturbed = quadratics.value(second.returned.z), quadratics.value(points[-1])
+    iterate, perturbed = quadratics.value(second.cohort_means.z), quadratics.value(points[-1])
     if perturbed >= iterate:
         return None
     return (

@@ -18,7 +18,8 @@ from fedflat.data import Augmentation, Dataset, Examples
 from fedflat.data.batches import Batch
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Aggregation, Client, Engine, ModelState, Outcome, Training
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, Engine, ModelState, Outcome, Training
 from fedflat.engines.round.plan import Plan
 
 LOCAL_STEPS = 3
@@ -203,7 +204,7 @@ def run_rounds(
         members = [Client(number, np.flatnonzero(owners == number), states[number]) for number in cohort]
         with torch.random.fork_rng(devices=[]):  # training seeds torch's generator, which belongs to the caller
             outcome = runner.train(training, round, model, server, members)
-        weights, server = algorithm.aggregate(outcome.returned, outcome.means, server)
+        weights, server = algorithm.aggregate(outcome.cohort_means, outcome.message_means, server)
         model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         states = states | {client.number: client.state for client in outcome.clients}
         trajectory.x.append(weights.clone())

@@ -4,21 +4,21 @@ Nothing here trains or imports torch. May import ``registry``, ``text`` and ``er
 """
 
 from fedflat.timing.clock import CLOCK_PARTS, WAIT_SECONDS, ClientClock, Clock, StepLimit, clock_spec
-from fedflat.timing.events import Flight, Schedule, ScheduleState, ServerUpdate
+from fedflat.timing.events import ArrivalSimulation, Flight, ServerUpdate, SimulationState
 from fedflat.timing.policies import POLICIES, Asynchronous, Policy, Synchronous, policy_spec
 
 __all__ = [
     "CLOCK_PARTS",
     "POLICIES",
     "WAIT_SECONDS",
+    "ArrivalSimulation",
     "Asynchronous",
     "ClientClock",
     "Clock",
     "Flight",
     "Policy",
-    "Schedule",
-    "ScheduleState",
     "ServerUpdate",
+    "SimulationState",
     "StepLimit",
     "Synchronous",
     "clock_spec",

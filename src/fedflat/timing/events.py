@@ -55,7 +55,7 @@ class ServerUpdate(NamedTuple):
 
 
 @dataclass
-class ScheduleState:
+class SimulationState:
     """The state of a schedule between two server updates."""
 
     version: int = 0
@@ -71,7 +71,7 @@ class ScheduleState:
     idle_versions: list[int] = field(default_factory=list)
     """Versions without progress, since the oldest update in the buffer started."""
 
-    def copy(self) -> ScheduleState:
+    def copy(self) -> SimulationState:
         """An independent copy."""
         return replace(self, in_flight=[*self.in_flight], buffer=[*self.buffer], idle_versions=[*self.idle_versions])
 
@@ -80,13 +80,13 @@ class ScheduleState:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> ScheduleState:
+    def from_json(cls, values: dict[str, Any]) -> SimulationState:
         """The inverse of ``to_json``; flights may have become lists."""
         flights = {name: [Flight(*flight) for flight in values[name]] for name in ("in_flight", "buffer")}
         return cls(**{**values, **flights})
 
 
-class Schedule:
+class ArrivalSimulation:
     """Simulates arrivals from one server update to the next.
 
     Args:
@@ -112,7 +112,7 @@ class Schedule:
     ) -> None:
         self._buffer, self._choose, self._cohort, self._seconds = buffer, choose, cohort, seconds
         self._wait_seconds = wait_seconds
-        self.state = ScheduleState(version=first_version, free=concurrency)
+        self.state = SimulationState(version=first_version, free=concurrency)
 
     def next_update(self) -> ServerUpdate:
         """Simulate until the buffer is full, or until nobody is in flight or available."""

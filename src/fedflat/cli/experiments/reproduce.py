@@ -146,7 +146,7 @@ def _confirm_if_long(plan: ReproductionPlan, work: RemainingWork, yes: bool) -> 
 
 def _deviations(small: bool, rounds: int | None, data_dir: Path | None, assignments: Sequence[str]) -> Deviations:
     """Return how the runs deviate from the paper: small scale, rounds, dataset folder and --set assignments."""
-    from fedflat.experiment.config import config
+    from fedflat.experiment.config import parse_config
     from fedflat.experiment.make_config import assign
     from fedflat.papers.plan import Deviations
 
@@ -157,7 +157,7 @@ def _deviations(small: bool, rounds: int | None, data_dir: Path | None, assignme
         values: dict[str, Any] = paper_config.model_dump(mode="json")
         for assignment in assignments:
             assign(values, assignment)
-        return config(values)
+        return parse_config(values)
 
     parts = [assignment.partition("=") for assignment in assignments]
     settings = {full_name(name): value for name, _, value in parts}

@@ -16,7 +16,7 @@ from fedflat.data import Dataset
 from fedflat.deploy.server.check_project import noise_advice
 from fedflat.deploy.server.engine import SITES_SET, SitesEngine
 from fedflat.deploy.server.federation_file import SCORES, FederationFile, read_document
-from fedflat.deploy.server.ledger import LEDGER, Ledger
+from fedflat.deploy.server.ledger import LEDGER, RoundLedger
 from fedflat.deploy.server.nodes import Nodes
 from fedflat.deploy.server.secure_aggregation import SecureAttempt
 from fedflat.deploy.server.site_scores import ask_for_scores, log_missing_scores
@@ -25,8 +25,8 @@ from fedflat.deploy.settings import (
     NO_TRACKING,
     Deployment,
     check_deployment,
+    config_of,
     deployment_of,
-    experiment_of,
     require_minimum,
     settings_digest,
 )
@@ -104,7 +104,7 @@ def serve(
     Returns:
         The record of the run.
     """
-    config = name_user_objects(experiment_of(run_config), data, model)
+    config = name_user_objects(config_of(run_config), data, model)
     deployment = deployment_of(run_config)
     check_deployment(config, deployment)
     folder = RunFolder(absolute_path(deployment.out))
@@ -114,9 +114,9 @@ def serve(
     def build_engine(run: Run) -> SitesEngine:
         """Connect the run to the federation's nodes."""
         nodes = Nodes(grid, identity_of(run.problem, run.training), len(run.partition.clients), allowed)
-        sites = SitesEngine(run.problem, nodes, Ledger(folder.path / LEDGER), deployment)
+        sites = SitesEngine(run.problem, nodes, RoundLedger(folder.path / LEDGER), deployment)
         if deployment.secure_aggregation:
-            sites.attempt, sites.settings = SecureAttempt, settings_digest(run_config)
+            sites.attempt_class, sites.settings_digest = SecureAttempt, settings_digest(run_config)
         return sites
 
     run = Run(

@@ -18,9 +18,10 @@ from fedflat.algorithms.algorithm import flat_fields
 from fedflat.deploy.flower.wire import BUFFERS, DISPLACEMENT, INTEGERS
 from fedflat.deploy.trust.inspection import LR_SUM, ArraySpec, Update
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import ClientReport, GradientCost
+from fedflat.engines.round.aggregation import BLOCK, block_sum
+from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import WeightedRows
-from fedflat.engines.round.contract import BLOCK, Training, block_sum
+from fedflat.engines.round.contract import Cost, Training
 from fedflat.experiment.store.files import explain_os_error
 
 ALIGNMENT = 64
@@ -34,10 +35,10 @@ def keep_on_disk(arrays: Mapping[str, np.ndarray], folder: Path) -> dict[str, np
 
     The file has no name, so it disappears with the arrays, even if the process is killed.
     """
-    kept = dict(arrays)
+    result = dict(arrays)
     large = {name: array for name, array in arrays.items() if array.nbytes >= LARGE}
     if not large:
-        return kept
+        return result
     with explain_os_error(folder), TemporaryFile(dir=folder) as file:
         starts = {}
         for name, array in large.items():
@@ -50,8 +51,8 @@ def keep_on_disk(arrays: Mapping[str, np.ndarray], folder: Path) -> dict[str, np
         mapped = np.memmap(file, np.uint8, "c")
         for name, array in large.items():
             content = mapped[starts[name] : starts[name] + array.nbytes]
-            kept[name] = content.view(array.dtype).reshape(array.shape)
-    return kept
+            result[name] = content.view(array.dtype).reshape(array.shape)
+    return result
 
 
 def sum_one_by_one(count: int, weighted: Callable[[int], WeightedRows]) -> dict[str, Tensor]:
@@ -89,10 +90,10 @@ def expected_arrays(problem: Problem, training: Training) -> dict[str, ArraySpec
     return specs
 
 
-def total_gradient_cost(updates: Iterable[Update]) -> GradientCost:
+def total_gradient_cost(updates: Iterable[Update]) -> Cost:
     """Return the cost of the gradients that clients computed before training."""
     numbers = [update.numbers for update in updates]
-    return GradientCost.total([GradientCost(int(own["backward_passes"]), int(own["samples"])) for own in numbers])
+    return Cost(sum(int(n["backward_passes"]) for n in numbers), sum(int(n["samples"]) for n in numbers))
 
 
 def report_of(update: Update, device: torch.device) -> ClientReport:

@@ -22,8 +22,8 @@ from fedflat.deploy.settings import (
     ANY_NODE,
     Deployment,
     check_deployment,
+    config_of,
     deployment_of,
-    experiment_of,
     require_minimum,
 )
 from fedflat.deploy.site.site import Site, load_site_data
@@ -98,7 +98,7 @@ def check_project(
     """
     app = _flower_settings(folder)
     run_config = dict(flat(app.get("config", {})))
-    config = experiment_of(run_config)
+    config = config_of(run_config)
     deployment = deployment_of(run_config)
     check_deployment(config, deployment)
     hooks = _import_hooks(folder, app["components"]["serverapp"].split(".")[0])

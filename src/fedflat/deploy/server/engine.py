@@ -37,7 +37,7 @@ from fedflat.deploy.flower.wire import (
     numpy_of,
 )
 from fedflat.deploy.server.arrivals import expected_arrays, keep_on_disk, report_of, sum_one_by_one, total_gradient_cost
-from fedflat.deploy.server.ledger import Ledger
+from fedflat.deploy.server.ledger import RoundLedger
 from fedflat.deploy.server.nodes import NOT_CONNECTED, Nodes
 from fedflat.deploy.server.site_scores import validate_at_sites
 from fedflat.deploy.settings import Deployment
@@ -53,9 +53,10 @@ from fedflat.deploy.trust.signatures import arrays_digest
 from fedflat.display import names_by_reason
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import CohortBuffers, GradientCost
-from fedflat.engines.round.cohort import CohortWeights, WeightedRows, build_outcome, reduce_rows, weighted_rows
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, weights_by_samples
+from fedflat.engines.round.aggregation import CohortWeights, weights_by_samples
+from fedflat.engines.round.client import CohortBuffers
+from fedflat.engines.round.cohort import WeightedRows, build_outcome, reduce_rows, weighted_rows
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.privacy import protect_rows
 
 log = logging.getLogger("flwr")
@@ -70,15 +71,15 @@ class SitesEngine:
 
     Attributes:
         experiment: name under which nodes save their clients' state; set when the run begins.
-        settings: digest of the run's settings, for secure aggregation.
-        attempt: the class of an attempt at a round.
+        settings_digest: digest of the run's settings, for secure aggregation.
+        attempt_class: the class of an attempt at a round.
         primary: name of the model that sites validate, or ``server`` until it exists; set when the run begins.
         gradients: the last secure mean gradient, by round and clients.
     """
 
-    def __init__(self, problem: Problem, nodes: Nodes, ledger: Ledger, deployment: Deployment) -> None:
+    def __init__(self, problem: Problem, nodes: Nodes, ledger: RoundLedger, deployment: Deployment) -> None:
         self.problem, self.nodes, self.ledger, self.deployment = problem, nodes, ledger, deployment
-        self.experiment, self.settings, self.primary, self.attempt = "", "", "server", RoundAttempt
+        self.experiment, self.settings_digest, self.primary, self.attempt_class = "", "", "server", RoundAttempt
         self.gradients: dict[tuple[int, ...], Tensor] = {}
         self._evaluator = LoopEngine(problem, workers=1)
 
@@ -95,7 +96,7 @@ class SitesEngine:
         tries = 1 if training.privacy and training.privacy.is_local else deployment.tries
         for attempt in range(tries):
             connected = self._connected_clients(cohort)
-            current = self.attempt(self, training, round, model, server, connected)
+            current = self.attempt_class(self, training, round, model, server, connected)
             outcome = current.train() if len(connected) >= deployment.minimum else None
             absent = [client.number for client in cohort if client.number not in self.nodes.present]
             missing = dict.fromkeys(absent, NOT_CONNECTED) | current.missing
@@ -133,7 +134,7 @@ class SitesEngine:
         """How often sites were asked to train a round, over all starts of a private run; 0 without privacy."""
         return self.ledger.private_rounds
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
         """Do nothing: sites draw their batches themselves."""
 
     def evaluate(
@@ -182,7 +183,7 @@ class RoundAttempt:
         self.required = engine.deployment.minimum
         self.z = training.algorithm.broadcast(model.weights, server)
         self._examples = {client.number: len(client.indices) for client in cohort}
-        self._gradient_cost = GradientCost()  # of the common gradient, if the drift needs it
+        self._gradient_cost = Cost()  # of the common gradient, if the drift needs it
         self._first_base = ""  # digest of the arrays of the first phase, in the second one
 
     def train(self) -> Outcome | None:
@@ -243,8 +244,8 @@ class RoundAttempt:
             arrays = numpy_of(received)
             flaw = find_wrong_array(arrays, specs)
             if not flaw:
-                kept = keep_on_disk(arrays, engine.ledger.path.parent)
-                updates[client] = Update(client, kept, numbers_of(records))
+                mapped = keep_on_disk(arrays, engine.ledger.path.parent)
+                updates[client] = Update(client, mapped, numbers_of(records))
             received.clear()  # Flower's records are reference cycles, which Python frees late
             return flaw
 
@@ -332,17 +333,25 @@ class RoundAttempt:
         by_number = {client.number: client for client in self.cohort}
         cohort = [by_number[update.client] for update in updates]
         if training.aggregation.needs_rows or training.algorithm.weights.are_chosen or self.z.is_cuda:
-            buffers = self._rows(updates, common_gradient)
+            cohort_buffers = self._rows(updates, common_gradient)
             return reduce_rows(
-                training, self.round, self.model, self.z, buffers, cohort, reports, self._gradient_cost, self.server
+                training,
+                self.round,
+                self.model,
+                self.z,
+                cohort_buffers,
+                cohort,
+                reports,
+                self._gradient_cost,
+                self.server,
             )
         weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
 
         def weighted(position: int) -> WeightedRows:
             """The rows of one client and its weights in the cohort, by name."""
-            buffers = self._row(updates[position])
-            own = weights.subset([position])
-            return weighted_rows(training, buffers, own, [reports[position]], len(cohort))
+            cohort_buffers = self._row(updates[position])
+            client_weights = weights.subset([position])
+            return weighted_rows(training, cohort_buffers, client_weights, [reports[position]], len(cohort))
 
         return build_outcome(
             training,
@@ -363,7 +372,7 @@ class RoundAttempt:
         if self.training.privacy:
             tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         nothing = self.z.new_empty(0)
-        buffers = CohortBuffers(
+        cohort_buffers = CohortBuffers(
             z=self.z,
             server={},
             common_gradient=nothing,
@@ -373,27 +382,27 @@ class RoundAttempt:
             gradient=nothing,
             statistics=tensors.get(BUFFERS, self.model.buffers)[None],
         )
-        self._clip(buffers, [update])
-        return buffers
+        self._clip(cohort_buffers, [update])
+        return cohort_buffers
 
     def _rows(self, updates: list[Update], common_gradient: Tensor | None) -> CohortBuffers:
         """Return updates as the rows that a simulated cohort writes."""
         size = len(self.z)
-        buffers = CohortBuffers.new(self.training.algorithm, size, len(self.model.buffers), len(updates), self.z)
-        buffers.client_states = {}  # clients' states stay at the sites
+        cohort_buffers = CohortBuffers.new(self.training.algorithm, size, len(self.model.buffers), len(updates), self.z)
+        cohort_buffers.client_states = {}  # clients' states stay at the sites
         if common_gradient is not None:
-            buffers.common_gradient.copy_(common_gradient)
+            cohort_buffers.common_gradient.copy_(common_gradient)
         for row, update in enumerate(updates):
             tensors = {name: torch.from_numpy(array) for name, array in update.arrays.items()}
-            buffers.displacement[row].copy_(tensors[DISPLACEMENT])
-            buffers.statistics[row].copy_(tensors.get(BUFFERS, self.model.buffers))
-            for name, rows in buffers.sent.items():
+            cohort_buffers.displacement[row].copy_(tensors[DISPLACEMENT])
+            cohort_buffers.statistics[row].copy_(tensors.get(BUFFERS, self.model.buffers))
+            for name, rows in cohort_buffers.sent.items():
                 rows[row].copy_(tensors[name])
-        self._clip(buffers, updates)
-        return buffers
+        self._clip(cohort_buffers, updates)
+        return cohort_buffers
 
-    def _clip(self, buffers: CohortBuffers, updates: list[Update]) -> None:
+    def _clip(self, cohort_buffers: CohortBuffers, updates: list[Update]) -> None:
         """Clip updates with central privacy: sites clip as well, but the others must not depend on that."""
         privacy = self.training.privacy
         if privacy and not privacy.is_local:
-            protect_rows(self.training, self.round, buffers, [update.client for update in updates])
+            protect_rows(self.training, self.round, cohort_buffers, [update.client for update in updates])

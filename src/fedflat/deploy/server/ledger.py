@@ -16,7 +16,7 @@ PRIVATE_ROUNDS = "private_rounds.json"
 """File in the run folder: how often a private run has asked sites to train a round."""
 
 
-class Ledger:
+class RoundLedger:
     """A file with one JSON line per round: accepted clients, and rejected or missing ones with the reason.
 
     Attributes:

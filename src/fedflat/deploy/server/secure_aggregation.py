@@ -211,7 +211,7 @@ class SecureAttempt(RoundAttempt):
             keys[client], signatures[client] = offered, signature
             return ""
 
-        purpose = Purpose(self.engine.experiment, self.round, base, self._first_base, self.engine.settings)
+        purpose = Purpose(self.engine.experiment, self.round, base, self._first_base, self.engine.settings_digest)
         self._exclude(self._exchange("query.keys", {client: {} for client in self._eligible()}, base, receive))
         examples = {client: self._examples[client] for client in keys}
         return Roster(purpose, keys, examples, self.engine.deployment, self.training.aggregation.weighting), signatures

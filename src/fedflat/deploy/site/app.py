@@ -28,7 +28,7 @@ from fedflat.deploy.flower.wire import (
     refusal,
     tensors_of,
 )
-from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, config_of, deployment_of
 from fedflat.deploy.site.client_memory import ClientMemory, require_writable
 from fedflat.deploy.site.policy import SCORES, SitePolicy
 from fedflat.deploy.site.secure_aggregation import SiteSum, summable
@@ -63,7 +63,7 @@ def client_app(
     def build_site(context: Context, policy: SitePolicy) -> Site:
         """Build the site for one message: Flower handles every message in a new process."""
         return Site(
-            experiment_of(context.run_config),
+            config_of(context.run_config),
             policy.client,
             policy.folder,
             _load_own_data(data, policy.client, context.node_config) if data else None,
@@ -75,9 +75,9 @@ def client_app(
     def answers(work: Callable[[Message, Context, SitePolicy], RecordDict]) -> Callable[[Message, Context], Message]:
         return lambda message, context: _reply(message, context, work)
 
-    def answers_as_site(work: Callable[[_Task], RecordDict]) -> Callable[[Message, Context], Message]:
+    def answers_as_site(work: Callable[[_Request], RecordDict]) -> Callable[[Message, Context], Message]:
         return answers(
-            lambda message, context, policy: work(_Task(build_site(context, policy), message, context, policy))
+            lambda message, context, policy: work(_Request(build_site(context, policy), message, context, policy))
         )
 
     def answers_in_sum(work: Callable[[SiteSum], RecordDict]) -> Callable[[Message, Context], Message]:
@@ -94,7 +94,7 @@ def client_app(
     return app
 
 
-class _Task(NamedTuple):
+class _Request(NamedTuple):
     """A message that needs the site's data and model."""
 
     site: Site
@@ -115,7 +115,7 @@ class _Task(NamedTuple):
         """Return the sum that the answer belongs to, before any work on it; None without secure aggregation."""
         if not self.deployment.secure_aggregation:
             return None
-        algorithm = experiment_of(self.context.run_config).algorithm
+        algorithm = config_of(self.context.run_config).algorithm
         require_support(self.site.training, self.site.problem, algorithm, self.deployment)
         secure_sum = SiteSum(self.message.content, self.context, self.policy)
         secure_sum.open(kind, len(self.site.indices))
@@ -172,28 +172,28 @@ def without_paths(text: str) -> str:
     return PATH.sub("[path]", text)
 
 
-def _arrays(task: _Task) -> ArrayRecord:
+def _arrays(request: _Request) -> ArrayRecord:
     """Return the arrays of a message; raises ``UserError`` if they are not those that its header describes."""
-    arrays = task.message.content.array_records[ARRAYS]
-    if arrays_digest(arrays) != task.header[BASE]:
+    arrays = request.message.content.array_records[ARRAYS]
+    if arrays_digest(arrays) != request.header[BASE]:
         raise UserError("the arrays of the message were changed on the way to this node")
     return arrays
 
 
-def _join(task: _Task) -> RecordDict:
+def _join(request: _Request) -> RecordDict:
     """Answer the server's greeting with the site's identity; raises ``UserError`` if the site cannot take part."""
-    site = task.site
-    identity, is_secure = site.identity(), task.deployment.secure_aggregation
+    site = request.site
+    identity, is_secure = site.identity(), request.deployment.secure_aggregation
     if site.has_state or site.has_local_privacy or is_secure:
         require_writable(site.folder)
     if site.has_own_data and (advice := own_statistics_advice(site.problem.data)):
         log.warning("fedflat: %s", advice)
-    if is_secure and task.policy.sites is None:
+    if is_secure and request.policy.sites is None:
         log.warning(
             "fedflat: this node trusts the server not to invent other sites; to check their keys, add "
             "'sites=\"sites.txt\"' to its --node-config"
         )
-    differences = identity.differences(task.header, "at the node", "at the server")
+    differences = identity.differences(request.header, "at the node", "at the server")
     if differences:
         raise UserError(
             f"{differences}; use the same experiment, the same version and the same mean and std of the "
@@ -212,16 +212,16 @@ def _require_same_client(site: Site, header: Mapping[str, Any]) -> None:
         )
 
 
-def _compute_gradient(task: _Task) -> RecordDict:
+def _compute_gradient(request: _Request) -> RecordDict:
     """Do the first of two phases of a round: return the gradient of all of the site's data at the received model.
 
     The received arrays are kept in Flower's context for the second phase, ``_train``.
     """
-    site, header, arrays, context = task.site, task.header, _arrays(task), task.context
+    site, header, arrays, context = request.site, request.header, _arrays(request), request.context
     _require_same_client(site, header)
     if site.training.algorithm.drift.full_gradient != "common":  # it has no noise, and privacy would not count it
         raise UserError("the algorithm needs no gradient before training, so this node sends none")
-    secure_sum = task.open_sum("gradient")
+    secure_sum = request.open_sum("gradient")
     context.state[RECEIVED] = arrays
     gradient, numbers = site.full_gradient(int(header["round"]), tensors_of(arrays, site.problem.device))
     if secure_sum:
@@ -229,15 +229,15 @@ def _compute_gradient(task: _Task) -> RecordDict:
     return message_content({GRADIENT: gradient}, numbers=numbers)
 
 
-def _train(task: _Task) -> RecordDict:
+def _train(request: _Request) -> RecordDict:
     """Train a round and return the content of the reply, which contains the update.
 
     Some algorithms need the mean gradient of the cohort; their rounds have two phases. A message that
     contains this gradient starts the second phase; ``_compute_gradient`` stored the other arrays in the first phase.
     """
-    site, header, context = task.site, task.header, task.context
+    site, header, context = request.site, request.header, request.context
     _require_same_client(site, header)
-    received = tensors_of(_arrays(task), site.problem.device)
+    received = tensors_of(_arrays(request), site.problem.device)
     if GRADIENT in received:
         first = context.state.array_records.get(RECEIVED)
         if first is None or arrays_digest(first) != header[FIRST_BASE]:
@@ -245,20 +245,20 @@ def _train(task: _Task) -> RecordDict:
                 "this node was restarted during the round and lost what it received; it waits for the next round"
             )
         received |= tensors_of(first, site.problem.device)
-    secure_sum = task.open_sum("update")
+    secure_sum = request.open_sum("update")
     sent, numbers = site.train(str(header["experiment"]), int(header["round"]), int(header[STATE_VERSION]), received)
     if secure_sum:
         return secure_sum.mask(site, summable(site.training, sent, received), numbers)
     return message_content(sent, numbers=numbers)
 
 
-def _score(task: _Task) -> RecordDict:
+def _score(request: _Request) -> RecordDict:
     """Return the content of the reply: the metrics of the received model on the site's held-out data.
 
     A private run scores one model, because the scores have no noise.
     """
-    site, arrays, header = task.site, _arrays(task), task.header
-    if not task.policy.reports_scores:
+    site, arrays, header = request.site, _arrays(request), request.header
+    if not request.policy.reports_scores:
         raise UserError(f"this node reports no scores; {SCORES}=true in its --node-config would permit them")
     if site.training.privacy:
         memory = ClientMemory(site.folder, str(header[EXPERIMENT]), site.client)

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Context
 
-from fedflat.deploy.settings import Deployment, deployment_of, experiment_of
+from fedflat.deploy.settings import Deployment, config_of, deployment_of
 from fedflat.deploy.trust.secure_sum import threshold
 from fedflat.deploy.trust.signatures import AllowedSite, read_private_key, read_site_list
 from fedflat.display import counted
@@ -85,7 +85,7 @@ class SitePolicy:
 
     def require_compliance(self, context: Context) -> None:
         """Raise ``UserError`` if the site does not permit a run with these settings."""
-        experiment, deployment = experiment_of(context.run_config), deployment_of(context.run_config)
+        config, deployment = config_of(context.run_config), deployment_of(context.run_config)
         if self.secure_only and not deployment.secure_aggregation:
             raise UserError(
                 f"this node takes part only in runs with secure aggregation ({SECURE_ONLY} in its --node-config); "
@@ -97,8 +97,8 @@ class SitePolicy:
                 "the other sites, the server could invent them and see this site's update; add 'sites=\"sites.txt\"'"
             )
         if deployment.secure_aggregation:
-            self._require_sums(experiment, deployment)
-        privacy = experiment.federation.privacy
+            self._require_sums(config, deployment)
+        privacy = config.federation.privacy
         if self.privacy and (privacy is None or privacy_spec(privacy) != self.privacy):
             wanted = context.node_config[PRIVACY]
             raise UserError(
@@ -106,9 +106,9 @@ class SitePolicy:
                 f"--node-config), but the run has {privacy or 'none'}"
             )
 
-    def _require_sums(self, experiment: Config, deployment: Deployment) -> None:
+    def _require_sums(self, config: Config, deployment: Deployment) -> None:
         """Raise ``UserError`` if all sums of a run have a threshold below this site's minimum."""
-        federation, clients = experiment.federation, experiment.data.clients
+        federation, clients = config.federation, config.data.clients
         largest = federation.clients_per_round if federation.sampling == "fixed" else clients
         if largest is None:  # not known before the first sum, which the site checks as well
             return

@@ -31,7 +31,7 @@ from fedflat.deploy.flower.wire import (
     STATE_VERSION,
     message_content,
 )
-from fedflat.deploy.settings import deployment_of, experiment_of, settings_digest
+from fedflat.deploy.settings import config_of, deployment_of, settings_digest
 from fedflat.deploy.site.client_memory import ClientMemory
 from fedflat.deploy.site.policy import MINIMUM, SitePolicy
 from fedflat.deploy.site.site import Site
@@ -328,7 +328,7 @@ class SiteSum:
             dict(zip(members, keys, strict=True)),
             dict(zip(members, values["examples"], strict=True)),
             deployment_of(run_config),
-            experiment_of(run_config).federation.weighting,
+            config_of(run_config).federation.weighting,
         )
 
 

@@ -96,9 +96,13 @@ class Site:
         ``received`` are the server's tensors by name. The gradient has shape [parameters].
         """
         with one_thread():
-            cohort = self._cohort_of_one(received, {})  # the gradient does not depend on the client's state
-            cost = write_full_gradient(self.problem, self.training, cohort, round, 0, self.client, self.indices)
-        return cohort.gradient[0], {**cost._asdict(), "examples": len(self.indices)}
+            cohort_buffers = self._cohort_of_one(received, {})  # the gradient does not depend on the client's state
+            cost = write_full_gradient(self.problem, self.training, cohort_buffers, round, 0, self.client, self.indices)
+        return cohort_buffers.gradient[0], {
+            "backward_passes": cost.backward_passes,
+            "samples": cost.samples,
+            "examples": len(self.indices),
+        }
 
     def train(
         self, experiment: str, round: int, state_version: int, received: Mapping[str, Tensor]
@@ -117,7 +121,7 @@ class Site:
         memory = ClientMemory(self.folder, experiment, self.client)
         if self.has_local_privacy:
             self._spend_privacy(memory)
-        cohort = self._cohort_of_one(received, self._saved_state(memory, state_version))
+        cohort_buffers = self._cohort_of_one(received, self._saved_state(memory, state_version))
         # Integer buffers, such as BatchNorm's counter of batches: the server's unless sites keep their own statistics.
         _, _, initial_integer_buffers = self.problem.initial_state()
         integer_buffers = {
@@ -127,23 +131,26 @@ class Site:
             report = train_client(
                 self.problem,
                 self.training,
-                cohort,
+                cohort_buffers,
                 round,
                 row=0,
                 client=self.client,
                 indices=self.indices,
                 integer_buffers=integer_buffers,
             )
-            protect_rows(self.training, round, cohort, [self.client])
+            protect_rows(self.training, round, cohort_buffers, [self.client])
         if self.has_state:
-            state = {name: rows[0] for name, rows in cohort.client_states.items()}
+            state = {name: rows[0] for name, rows in cohort_buffers.client_states.items()}
             if self.training.own_statistics:
-                state[STATISTICS] = cohort.statistics[0]
+                state[STATISTICS] = cohort_buffers.statistics[0]
             memory.write(state, round + 1, state_version)
-        sent = {DISPLACEMENT: cohort.displacement[0], **{name: rows[0] for name, rows in cohort.sent.items()}}
+        sent = {
+            DISPLACEMENT: cohort_buffers.displacement[0],
+            **{name: rows[0] for name, rows in cohort_buffers.sent.items()},
+        }
         if not self.training.own_statistics:
-            if cohort.statistics.shape[1]:  # the model has buffers
-                sent[BUFFERS] = cohort.statistics[0]
+            if cohort_buffers.statistics.shape[1]:  # the model has buffers
+                sent[BUFFERS] = cohort_buffers.statistics[0]
             sent |= {INTEGERS + name: value for name, value in report.integer_buffers.items()}
         numbers = {
             LR_SUM: float(report.lr_sum),
@@ -187,22 +194,22 @@ class Site:
         return {**metrics, "examples": len(examples)}
 
     def _cohort_of_one(self, received: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> CohortBuffers:
-        """Return buffers for a cohort of this client only, with the received tensors and the client's saved state.
+        """Return the buffers of a cohort of this client alone, with the received tensors and its saved state.
 
         ``saved`` is empty if the client has no state yet; it then starts with that of a new client.
         """
         weights, buffers, _ = self.problem.initial_state()
         algorithm = self.training.algorithm
-        cohort = CohortBuffers.new(algorithm, len(weights), len(buffers), 1, weights)
-        cohort.z.copy_(received[MODEL])
-        for name, value in cohort.server.items():
+        cohort_buffers = CohortBuffers.new(algorithm, len(weights), len(buffers), 1, weights)
+        cohort_buffers.z.copy_(received[MODEL])
+        for name, value in cohort_buffers.server.items():
             value.copy_(received[name])
         if GRADIENT in received:
-            cohort.common_gradient.copy_(received[GRADIENT])
+            cohort_buffers.common_gradient.copy_(received[GRADIENT])
         for name, value in flat_state(algorithm.new_client(weights)).items():
-            cohort.client_states[name][0].copy_(saved.get(name, value))
-        cohort.statistics[0].copy_(saved.get(STATISTICS, received.get(BUFFERS, buffers)))
-        return cohort
+            cohort_buffers.client_states[name][0].copy_(saved.get(name, value))
+        cohort_buffers.statistics[0].copy_(saved.get(STATISTICS, received.get(BUFFERS, buffers)))
+        return cohort_buffers
 
     @property
     def has_state(self) -> bool:

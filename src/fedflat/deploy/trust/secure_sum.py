@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedflat.deploy.settings import Deployment
-from fedflat.engines.round.contract import weights_by_samples
+from fedflat.engines.round.aggregation import weights_by_samples
 from fedflat.errors import UserError
 
 SECURE = "secure"

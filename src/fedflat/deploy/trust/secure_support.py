@@ -14,7 +14,8 @@ from fedflat.algorithms.slot import CohortMeans
 from fedflat.deploy.settings import Deployment
 from fedflat.deploy.trust.secure_sum import require_public_integers
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Aggregation, Training
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Training
 from fedflat.errors import UserError
 
 OTHERS = "such as fedavg, fedsam or, with federation.weighting=uniform, scaffold or fedmoswa"

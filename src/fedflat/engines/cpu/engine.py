@@ -25,14 +25,13 @@ from fedflat.engines.round.client import (
     Arrays,
     ClientReport,
     CohortBuffers,
-    GradientCost,
     to_arrays,
     to_tensors,
     train_client,
     write_full_gradient,
 )
 from fedflat.engines.round.cohort import CohortEngine
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 from fedflat.errors import UserError
 from fedflat.operating_system import KEEPS_FREED_MEMORY, keep_freed_memory
 from fedflat.processes import (
@@ -81,7 +80,7 @@ class LoopEngine(CohortEngine):
         """
         with one_thread(), explain_full_shared_memory():
             if training is not self._training:
-                self._training, self.buffers = training, None
+                self._training, self.cohort_buffers = training, None
                 if self.workers > 1 and not is_sendable(training):
                     self.workers = 1
             return super().train_groups(training, round, model, server, groups)
@@ -91,28 +90,28 @@ class LoopEngine(CohortEngine):
 
         The memory is reused until the cohort is larger or another training begins.
         """
-        if self.buffers is None or self.buffers.rows < rows:
+        if self.cohort_buffers is None or self.cohort_buffers.rows < rows:
             sizes = self.problem.layout.size, self.problem.buffer_layout.size
-            self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like, shared=self.workers > 1)
-            self._share("cohort", self.buffers)
-        return self.buffers
+            self.cohort_buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like, shared=self.workers > 1)
+            self._share("cohort_buffers", self.cohort_buffers)
+        return self.cohort_buffers
 
     def compute_full_gradients(
-        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
-    ) -> GradientCost:
-        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``."""
+        self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
+    ) -> Cost:
+        """Write each client's full-batch gradient at z into its row of ``cohort_buffers.gradient``."""
         tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
-        return GradientCost.total(self._map(_write_full_gradient, tasks))
+        return sum(self._map(_write_full_gradient, tasks), Cost())
 
     def train_rows(
         self,
         training: Training,
         round: int,
-        buffers: CohortBuffers,
+        cohort_buffers: CohortBuffers,
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i."""
+        """Train the clients whose inputs are in ``cohort_buffers``; client i of the cohort writes to row i."""
         arrays = to_arrays(integer_buffers)
         tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
         results = self._map(_train, tasks)
@@ -172,20 +171,20 @@ def _train(
     """Train one client in a worker; returns its report, and its integer buffers separately.
 
     Both contain arrays and numbers instead of tensors, because torch would allocate shared memory for every tensor that
-    is sent to another process. ``shared`` holds the problem and the memory of the cohort, of which the client has row
+    is sent to another process. ``shared`` holds the problem and the cohort's buffers, of which the client has row
     ``row``; ``indices`` are the positions of its training examples.
     """
     problem: Problem = shared["problem"]
     tensors = to_tensors(integer_buffers, problem.device)
-    report = train_client(problem, training, shared["cohort"], round, row, client, indices, tensors)
+    report = train_client(problem, training, shared["cohort_buffers"], round, row, client, indices, tensors)
     return report.with_numbers()._replace(integer_buffers={}), to_arrays(report.integer_buffers)
 
 
 def _write_full_gradient(
     shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
-) -> GradientCost:
-    """Call ``write_full_gradient`` in a worker; ``shared`` holds the problem and the memory of the cohort."""
-    return write_full_gradient(shared["problem"], training, shared["cohort"], round, row, client, indices)
+) -> Cost:
+    """Call ``write_full_gradient`` in a worker; ``shared`` holds the problem and the cohort's buffers."""
+    return write_full_gradient(shared["problem"], training, shared["cohort_buffers"], round, row, client, indices)
 
 
 def evaluate_batch(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:

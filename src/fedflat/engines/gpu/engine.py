@@ -20,9 +20,9 @@ from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import LocalStep, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Totals
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, write_full_gradient
+from fedflat.engines.round.client import ClientReport, CohortBuffers, write_full_gradient
 from fedflat.engines.round.cohort import CohortEngine
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError
 from fedflat.flatness.precision import tf32_allowed
@@ -69,37 +69,38 @@ class LaneEngine(CohortEngine):
 
         Both are kept until the cohort is larger or ``training`` is another object.
         """
-        if self.buffers is None or self.buffers.rows < rows or self.lanes[0].training is not training:
+        if self.cohort_buffers is None or self.cohort_buffers.rows < rows or self.lanes[0].training is not training:
             problem = self.problem
             if self.lanes and self.lanes[0].training is training:
                 local_step = self.lanes[0].local_step  # may have been compiled
             else:
                 local_step = self.step(problem, training)
             sizes = problem.layout.size, problem.buffer_layout.size
-            self.buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
-            self.lanes = [Lane(problem, training, self.buffers, local_step) for _ in range(min(rows, self.max_lanes))]
-        return self.buffers
+            self.cohort_buffers = CohortBuffers.new(training.algorithm, *sizes, rows, like)
+            self.lanes = [
+                Lane(problem, training, self.cohort_buffers, local_step) for _ in range(min(rows, self.max_lanes))
+            ]
+        return self.cohort_buffers
 
     def compute_full_gradients(
-        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
-    ) -> GradientCost:
-        """Write each client's full-batch gradient at the broadcast model into its row of ``buffers.gradient``."""
-        return GradientCost.total(
-            [
-                write_full_gradient(self.problem, training, buffers, round, row, client.number, client.indices)
-                for row, client in enumerate(cohort)
-            ]
-        )
+        self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
+    ) -> Cost:
+        """Write each client's full-batch gradient at z into its row of ``cohort_buffers.gradient``."""
+        costs = [
+            write_full_gradient(self.problem, training, cohort_buffers, round, row, client.number, client.indices)
+            for row, client in enumerate(cohort)
+        ]
+        return sum(costs, Cost())
 
     def train_rows(
         self,
         training: Training,
         round: int,
-        buffers: CohortBuffers,
+        cohort_buffers: CohortBuffers,
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``, as many at once as fit on the GPU."""
+        """Train the clients whose inputs are in ``cohort_buffers``, as many at once as fit on the GPU."""
         self._lanes_wait_for_main_stream()
         rows_and_clients = list(enumerate(cohort))
         reports: list[ClientReport] = []
@@ -172,10 +173,11 @@ class LaneEngine(CohortEngine):
         prepared = self._prepared.pop((round, client.number), None)
         return prepared or ClientBatches(self.problem, training, round, client.number, client.indices)
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
-        """Draw a later round's batches while the device is busy; ``cohort`` lists (client, indices)."""
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
+        """Draw a later round's batches while the device is busy; ``clients`` lists (number, indices)."""
         self._prepared = {
-            (round, number): ClientBatches(self.problem, training, round, number, indices) for number, indices in cohort
+            (round, number): ClientBatches(self.problem, training, round, number, indices)
+            for number, indices in clients
         }
 
     def _lanes_wait_for_main_stream(self) -> None:

@@ -19,9 +19,9 @@ from fedflat.engines.gpu.static_state import copy_changed, with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost, begin_client, full_gradient
+from fedflat.engines.round.client import ClientReport, CohortBuffers, begin_client, full_gradient
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
-from fedflat.engines.round.contract import Client, Training
+from fedflat.engines.round.contract import Client, Cost, Training
 from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 
@@ -135,14 +135,16 @@ class Lane:
     Args:
         problem: model, task and data.
         training: how clients train.
-        cohort: the memory of the cohort.
+        cohort_buffers: tensors of the cohort, one row per client.
         local_step: one local step (``eager_step`` or ``compiled_step``).
     """
 
-    def __init__(self, problem: Problem, training: Training, cohort: CohortBuffers, local_step: LocalStep) -> None:
+    def __init__(
+        self, problem: Problem, training: Training, cohort_buffers: CohortBuffers, local_step: LocalStep
+    ) -> None:
         """Allocate the tensors that captured steps read and write; ``local_step`` takes one local step."""
-        self.problem, self.training, self.cohort, self.local_step = problem, training, cohort, local_step
-        z = cohort.z
+        self.problem, self.training, self.local_step = problem, training, local_step
+        self.cohort_buffers, z = cohort_buffers, cohort_buffers.z
         self.stream = torch.cuda.Stream() if z.is_cuda else None  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle() if z.is_cuda else None  # memory that the graphs share
         self._pool_bytes = 0
@@ -152,20 +154,20 @@ class Lane:
         self._finish: Callable[[], None] | None = None
         self._uses: Counter[int] = Counter()  # batches seen, by size
         # Static tensors of the loaded client; k is the number of its next step.
-        self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort.client_states.items()}
+        self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort_buffers.client_states.items()}
         self.round, self.steps, self.loss = (z.new_zeros(()) for _ in range(3))
         needs_pilot = training.algorithm.perturbation.pilot_batches > 0
         self.pilot = Pilot(torch.zeros_like(z), z.new_zeros(())) if needs_pilot else None
         self.own_gradient = torch.zeros_like(z) if training.algorithm.drift.full_gradient == "own" else None
         self.k = torch.zeros(1, dtype=torch.int64, device=z.device)
-        self.statistics = torch.zeros_like(cohort.statistics[0])
+        self.statistics = torch.zeros_like(cohort_buffers.statistics[0])
         self.integer_buffers: dict[str, Tensor] = {}
         self.batches: dict[str, Tensor] = {}
         self.local: LocalState | None = None
         self.finished: tuple[States, Message] | None = None
         self.passes = 0  # backward passes per step
-        # Of the loaded client: its row, the size of each batch, and the cost of its full-batch gradient, if needed.
-        self._row, self._sizes, self._gradient_cost = 0, [0], GradientCost()
+        # Of the loaded client: its row, the size of each batch, and the cost of gradients before its first step.
+        self._row, self._sizes, self._cost_before_steps = 0, [0], Cost()
         self._label_scalars: State = {}  # of the loaded client, if the client weights need them
 
     def on_stream(self) -> AbstractContextManager[Any]:
@@ -193,19 +195,19 @@ class Lane:
 
         Args:
             round: number of the round, from 0.
-            row: the client's row in the cohort's memory.
+            row: the client's row in ``cohort_buffers``.
             client: the client.
             batches: its batches of this round.
             integer_buffers: integer buffers of the server's model, by name.
         """
-        training, cohort = self.training, self.cohort
-        self._row, self._sizes, self._gradient_cost = row, batches.sizes, GradientCost()
+        training, cohort_buffers = self.training, self.cohort_buffers
+        self._row, self._sizes, self._cost_before_steps = row, batches.sizes, Cost()
         self._load_batches(batches)
-        for name, rows in cohort.client_states.items():
+        for name, rows in cohort_buffers.client_states.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            gradient, self._gradient_cost = full_gradient(
-                self.problem, training, cohort, round, client.number, client.indices, row
+            gradient, self._cost_before_steps = full_gradient(
+                self.problem, training, cohort_buffers, round, row, client.number, client.indices
             )
             self.own_gradient.copy_(gradient)
         if self.pilot is not None:
@@ -250,28 +252,34 @@ class Lane:
         assert self.finished is not None and self.local is not None
         state, message = self.finished
         message.sent["weights"] = self._label_scalars
-        self.cohort.write(self._row, state, message)
-        self.cohort.statistics[self._row].copy_(self.statistics)
-        add_products(self.problem, self.cohort.statistics[self._row], self.local.drift.y)
+        self.cohort_buffers.write(self._row, state, message)
+        self.cohort_buffers.statistics[self._row].copy_(self.statistics)
+        add_products(self.problem, self.cohort_buffers.statistics[self._row], self.local.drift.y)
         return ClientReport(
             lr_sum=message.lr_sum.clone(),
             loss=self.loss.clone(),
             steps=self.step_count,
-            backward_passes=self._gradient_cost.backward_passes + self.passes * self.step_count,
-            samples=self._gradient_cost.samples + self.passes * sum(self._sizes),
+            backward_passes=self._cost_before_steps.backward_passes + self.passes * self.step_count,
+            samples=self._cost_before_steps.samples + self.passes * sum(self._sizes),
             integer_buffers={name: value.clone() for name, value in self.integer_buffers.items()},
         )
 
     def _load_pilot(self, round: int, row: int, client: Client) -> None:
         """Compute the pilot gradients of the client in ``row``, and copy them to the tensors that ``begin`` reads."""
-        start = self.training.algorithm.local_start(self.cohort.z, self.cohort.client_state(row))
-        pilot, sizes = pilot_gradients(
-            self.problem, self.training, start, self.cohort.statistics[row], round, client.number, client.indices
+        start = self.training.algorithm.local_start(self.cohort_buffers.z, self.cohort_buffers.client_state(row))
+        pilot, cost = pilot_gradients(
+            self.problem,
+            self.training,
+            start,
+            self.cohort_buffers.statistics[row],
+            round,
+            client.number,
+            client.indices,
         )
         assert pilot is not None and self.pilot is not None
         self.pilot.gradient.copy_(pilot.gradient)
         self.pilot.norm.copy_(pilot.norm)
-        self._gradient_cost = GradientCost.total([self._gradient_cost, GradientCost(len(sizes), sum(sizes))])
+        self._cost_before_steps += cost
 
     def _load_batches(self, batches: ClientBatches) -> None:
         """Copy a client's batches to the tensors that the captured step reads.
@@ -291,7 +299,7 @@ class Lane:
 
     def _load_buffers(self, row: int, integer_buffers: dict[str, Tensor]) -> None:
         """Copy BatchNorm statistics, from the client's row, and integer buffers to the tensors that the step reads."""
-        self.statistics.copy_(self.cohort.statistics[row])
+        self.statistics.copy_(self.cohort_buffers.statistics[row])
         if not self.integer_buffers:  # allocate them for the first client; later ones reuse the memory
             self.integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
         for name, value in integer_buffers.items():
@@ -303,7 +311,7 @@ class Lane:
         Static tensors are those that captured graphs read and write.
         """
         arguments = nested_state(self.client), self.round, self.steps, self.own_gradient, self.pilot
-        fresh = begin_client(self.problem, self.training, self.cohort, *arguments)
+        fresh = begin_client(self.problem, self.training, self.cohort_buffers, *arguments)
         if self.local is None:
             self.local = with_static_tensors(fresh)
         copy_changed(fresh, self.local)

@@ -58,8 +58,8 @@ def divergence(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Te
     >>> divergence(tensor([[0.0, 2.0], [1.0, 1.0]]), tensor([[1.0, 1.0], [1.0, 1.0]]), temperature=2.0)
     tensor([0.1201, 0.0000])
     """
-    own, teachers = (F.log_softmax(each / temperature, 1) for each in (logits, teacher_logits))
-    return F.kl_div(own, teachers, reduction="none", log_target=True).sum(1)
+    log_p, teacher_log_p = (F.log_softmax(each / temperature, 1) for each in (logits, teacher_logits))
+    return F.kl_div(log_p, teacher_log_p, reduction="none", log_target=True).sum(1)
 
 
 def batch_loss(task: Task, output: Any, batch: Batch) -> Tensor:

@@ -50,17 +50,9 @@ from fedflat.engines.ray.states import (
 )
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerPool, worker_pool
-from fedflat.engines.round.client import CohortBuffers, GradientCost, state_to_arrays, to_arrays
-from fedflat.engines.round.cohort import CohortWeights
-from fedflat.engines.round.contract import (
-    BLOCK,
-    Client,
-    ModelState,
-    Outcome,
-    Training,
-    weighted_sum,
-    weights_by_samples,
-)
+from fedflat.engines.round.aggregation import BLOCK, CohortWeights, weighted_sum, weights_by_samples
+from fedflat.engines.round.client import CohortBuffers, state_to_arrays, to_arrays
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 
 BLOCKS_PER_WORKER = 4
 """From this many blocks of ``BLOCK`` clients per worker on, workers train whole blocks and return only their sums."""
@@ -88,7 +80,7 @@ class RayEngine:
             GPUs, where sending rows would take longer than training. These sums differ from sums over blocks in
             rounding. Rows of several groups of clients are always sent.
         costs: measured cost of clients.
-        buffers: rows of the last cohort, if they reached the driver.
+        cohort_buffers: rows of the last cohort, if they reached the driver.
         states: records which node has the state of each client, i.e. what the client keeps between rounds.
     """
 
@@ -111,7 +103,7 @@ class RayEngine:
         self.gpus = gpus_per_worker(self.ray, self.workers) if self.device == "cuda" else 0.0
         self.sums_shares = self.device == "cuda"
         self.costs = ClientCosts()
-        self.buffers: CohortBuffers | None = None
+        self.cohort_buffers: CohortBuffers | None = None
         self._source = ProblemSource(uuid.uuid4().hex, [self.ray.put(build(self.device))], problem_facts(problem))
         self._training: tuple[Training, str] | None = None  # the training of the last round, and its unique key
         max_state_bytes = SHARE_OF_OBJECT_STORE * self.ray.cluster_resources()["object_store_memory"]
@@ -168,7 +160,7 @@ class RayEngine:
         """
         if self._training is None or self._training[0] is not training:
             # A new run with this engine: its states get a new key, and its rows may have other fields.
-            self._training, self.buffers = (training, uuid.uuid4().hex), None
+            self._training, self.cohort_buffers = (training, uuid.uuid4().hex), None
         _, training_key = self._training
         received = {name for name, field in flat_fields(training.algorithm.server_fields()).items() if field.sent}
         return Broadcast(
@@ -183,7 +175,7 @@ class RayEngine:
             initial_state={} if initial_state is None else state_to_arrays(initial_state),
         )
 
-    def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, GradientCost]:
+    def _common_gradient(self, context: RoundContext, z: Tensor) -> tuple[Tensor | None, Cost]:
         """The gradient of the mean loss over the cohort's data at z, the model that clients start from.
 
         Returns:
@@ -192,7 +184,7 @@ class RayEngine:
         """
         # "common": the drift needs this gradient; "own": one per client, which train_client computes; "none"
         if context.training.algorithm.drift.full_gradient != "common":
-            return None, GradientCost()
+            return None, Cost()
         items = self._run("full_gradients", context, weights=None)
         gradients = torch.empty(len(context.cohort), len(z), dtype=z.dtype)  # one row per client
         costs = []
@@ -201,7 +193,7 @@ class RayEngine:
             gradients.numpy()[item.rows] = rows  # torch would warn that they are read-only
             costs.append(cost)
         weights = weights_by_samples([len(client.indices) for client in context.cohort])
-        return weighted_sum(gradients, weights), GradientCost.total(costs)
+        return weighted_sum(gradients, weights), sum(costs, Cost())
 
     def _train_clients(self, context: RoundContext, weights: CohortWeights | None) -> tuple[list[WorkItem], list[Any]]:
         """Train the cohort on the workers, which return sums if ``weights`` are given, and otherwise every row.
@@ -299,12 +291,12 @@ class RayEngine:
     def _buffers_for(self, results: CohortResults) -> CohortBuffers:
         """Buffers for the rows of a cohort: those of earlier rounds if they are large enough."""
         cohort_size = len(results.context.cohort)
-        if self.buffers is None or self.buffers.rows < cohort_size:
+        if self.cohort_buffers is None or self.cohort_buffers.rows < cohort_size:
             sizes = self.problem.layout.size, self.problem.buffer_layout.size
-            self.buffers = CohortBuffers.new(results.context.training.algorithm, *sizes, cohort_size, results.z)
-        return self.buffers
+            self.cohort_buffers = CohortBuffers.new(results.context.training.algorithm, *sizes, cohort_size, results.z)
+        return self.cohort_buffers
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
         """Does nothing: workers draw their batches themselves."""
 
     def evaluate(

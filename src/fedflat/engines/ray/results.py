@@ -13,9 +13,10 @@ from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.state import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.scheduling import WorkItem
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
+from fedflat.engines.round.aggregation import sum_of_blocks
+from fedflat.engines.round.client import ClientReport, CohortBuffers
 from fedflat.engines.round.cohort import build_outcome, reduce_groups
-from fedflat.engines.round.contract import Client, ModelState, Outcome, Training, sum_of_blocks
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 
 
 class RoundContext(NamedTuple):
@@ -61,7 +62,7 @@ class CohortResults(NamedTuple):
     common_gradient: Tensor | None
     items: list[WorkItem]
     states: list[Mapping[str, State]]
-    gradient_cost: GradientCost
+    gradient_cost: Cost
 
     @property
     def reports(self) -> list[ClientReport]:
@@ -70,28 +71,28 @@ class CohortResults(NamedTuple):
 
 
 def outcomes_from_rows(
-    results: CohortResults, buffers: CohortBuffers, server: States, groups: list[list[Client]]
+    results: CohortResults, cohort_buffers: CohortBuffers, server: States, groups: list[list[Client]]
 ) -> list[Outcome]:
     """The outcome of each group in a round in which workers returned every client's row, i.e. all that it sends.
 
-    Copies the rows to ``buffers``, which have space for the whole cohort, and averages those of each group. ``server``
-    is the server's state before the round, by slot. The cohort consists of the clients of all groups, in order.
+    Copies the rows to ``cohort_buffers``, which have space for the whole cohort, and averages those of each group. The
+    cohort consists of the clients of all groups, in order. ``server`` is the server's state before the round, by slot.
     """
     for item in results.items:
         # Through numpy, which copies from the object store only once.
         rows = item.result.rows
-        buffers.displacement.numpy()[item.rows] = rows["displacement"]
-        buffers.statistics.numpy()[item.rows] = rows["buffers"]
-        for name, sent in buffers.sent.items():
+        cohort_buffers.displacement.numpy()[item.rows] = rows["displacement"]
+        cohort_buffers.statistics.numpy()[item.rows] = rows["buffers"]
+        for name, sent in cohort_buffers.sent.items():
             sent.numpy()[item.rows] = rows[f"sent/{name}"]
     if results.common_gradient is not None:
-        buffers.common_gradient.copy_(results.common_gradient)
+        cohort_buffers.common_gradient.copy_(results.common_gradient)
     return reduce_groups(
         results.context.training,
         results.context.broadcast.round,
         results.model,
         results.z,
-        buffers,
+        cohort_buffers,
         groups,
         results.reports,
         results.gradient_cost,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedflat.engines.ray.messages import WorkerInfo
-from fedflat.engines.round.contract import BLOCK
+from fedflat.engines.round.aggregation import BLOCK
 
 MIN_ITEM_SECONDS = 0.02
 """Seconds of work below which an item is not worth its own message, which takes about 1 ms."""

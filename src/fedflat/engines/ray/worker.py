@@ -26,17 +26,17 @@ from fedflat.engines.ray.messages import (
     WorkerInfo,
     WorkerSetup,
 )
+from fedflat.engines.round.aggregation import CohortWeights, block_sum
 from fedflat.engines.round.client import (
     Arrays,
     ClientReport,
     CohortBuffers,
-    GradientCost,
     state_from_arrays,
     to_arrays,
     to_tensors,
 )
-from fedflat.engines.round.cohort import CohortWeights, weighted_rows
-from fedflat.engines.round.contract import Client, Training, block_sum
+from fedflat.engines.round.cohort import weighted_rows
+from fedflat.engines.round.contract import Client, Cost, Training
 from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.operating_system import keep_freed_memory
@@ -109,27 +109,27 @@ class Worker:
         setup = self._built_setup()
         count = len(clients)
         with one_thread():
-            training, buffers, cohort = self._prepare(setup, broadcast, clients, states)
+            training, cohort_buffers, cohort = self._prepare(setup, broadcast, clients, states)
             if common_gradient is not None:
-                buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
+                cohort_buffers.common_gradient.copy_(_read_only_tensor(common_gradient))
             integer_buffers = to_tensors(broadcast.integer_buffers, setup.problem.device)
-            reports = setup.engine.train_rows(training, broadcast.round, buffers, cohort, integer_buffers)
-            protect_rows(training, broadcast.round, buffers, [client.number for client in cohort])
+            reports = setup.engine.train_rows(training, broadcast.round, cohort_buffers, cohort, integer_buffers)
+            protect_rows(training, broadcast.round, cohort_buffers, [client.number for client in cohort])
             sums: Arrays = {}
             if weights is None:
-                rows = _sent_rows(buffers, count)
+                rows = _sent_rows(cohort_buffers, count)
             else:  # clients that keep their own BatchNorm statistics still return them
-                rows = {"buffers": _array(buffers.statistics[:count])} if training.own_statistics else {}
-                weighted = weighted_rows(training, buffers, weights, reports, broadcast.count)
+                rows = {"buffers": _array(cohort_buffers.statistics[:count])} if training.own_statistics else {}
+                weighted = weighted_rows(training, cohort_buffers, weights, reports, broadcast.count)
                 sums = to_arrays({name: block_sum(values, factors) for name, (values, factors) in weighted.items()})
-            new_states = to_arrays(buffers.client_states)
+            new_states = to_arrays(cohort_buffers.client_states)
             reports = [_sendable(report) for report in reports]
         trained = TrainedClients(reports, rows, sums, time.perf_counter() - start)
         return [trained, {name: values[:count] for name, values in new_states.items()}] if new_states else trained
 
     def full_gradients(
         self, broadcast: Broadcast, clients: list[DispatchedClient], *states: Arrays
-    ) -> tuple[np.ndarray, GradientCost]:
+    ) -> tuple[np.ndarray, Cost]:
         """Gradients of some clients' whole datasets at z, the model of the broadcast; arguments as in ``train``.
 
         Returns:
@@ -137,9 +137,9 @@ class Worker:
         """
         setup = self._built_setup()
         with one_thread():
-            training, buffers, cohort = self._prepare(setup, broadcast, clients, states)
-            cost = setup.engine.compute_full_gradients(training, broadcast.round, buffers, cohort)
-            return _array(buffers.gradient[: len(clients)]), cost
+            training, cohort_buffers, cohort = self._prepare(setup, broadcast, clients, states)
+            cost = setup.engine.compute_full_gradients(training, broadcast.round, cohort_buffers, cohort)
+            return _array(cohort_buffers.gradient[: len(clients)]), cost
 
     def evaluate(
         self, models: list[tuple[np.ndarray, Arrays]], batches: list[tuple[int, str, np.ndarray]]
@@ -171,11 +171,11 @@ class Worker:
         """The broadcast's ``Training``, as the same object in every round of a run, so that engines reuse their memory.
 
         Every broadcast contains its own copy of the ``Training``; the first copy is kept. If the key differs, another
-        run has begun, and the engine's buffers are dropped.
+        run has begun, and the engine's cohort buffers are dropped.
         """
         if self._training is None or self._training[0] != broadcast.training_key:
             self._training = broadcast.training_key, broadcast.training
-            setup.engine.buffers = None
+            setup.engine.cohort_buffers = None
         return self._training[1]
 
     def _prepare(
@@ -195,10 +195,10 @@ class Worker:
         setup.problem.set_training_mode()
         z = _read_only_tensor(broadcast.z).to(setup.problem.device)
         rows = _rows_to_allocate(setup.engine, len(clients), broadcast.count)
-        buffers = setup.engine.allocate(training, rows, z)
+        cohort_buffers = setup.engine.allocate(training, rows, z)
         server = nested_state({name: _read_only_tensor(array) for name, array in broadcast.server.items()})
-        buffers.copy_inputs(z, server, _read_only_tensor(broadcast.buffers), cohort)
-        return training, buffers, cohort
+        cohort_buffers.copy_inputs(z, server, _read_only_tensor(broadcast.buffers), cohort)
+        return training, cohort_buffers, cohort
 
 
 def fedflat_version() -> str:
@@ -244,10 +244,10 @@ def _rows_to_allocate(engine: LoopEngine | LaneEngine, clients: int, cohort: int
     return min(cohort, power_of_two)
 
 
-def _sent_rows(buffers: CohortBuffers, count: int) -> Arrays:
-    """What the first ``count`` clients in ``buffers`` send, by name: arrays with one row per client."""
-    sent = {f"sent/{name}": rows for name, rows in buffers.sent.items()}
-    all_rows = {"displacement": buffers.displacement, "buffers": buffers.statistics, **sent}
+def _sent_rows(cohort_buffers: CohortBuffers, count: int) -> Arrays:
+    """What the first ``count`` clients in ``cohort_buffers`` send, by name: arrays with one row per client."""
+    sent = {f"sent/{name}": rows for name, rows in cohort_buffers.sent.items()}
+    all_rows = {"displacement": cohort_buffers.displacement, "buffers": cohort_buffers.statistics, **sent}
     return to_arrays({name: rows[:count] for name, rows in all_rows.items()})
 
 

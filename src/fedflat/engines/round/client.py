@@ -1,4 +1,4 @@
-"""Local training of one client, and the memory of a cohort that it reads and writes.
+"""Local training of one client, and the buffers of a cohort that it reads and writes.
 
 ``train_client`` draws the client's batches, lets the algorithm take its local steps, and writes the result into the
 client's row of ``CohortBuffers``. The loop engine, Ray workers and deployed sites use it; ``gpu/lane.py`` does the same
@@ -27,7 +27,7 @@ from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
-from fedflat.engines.round.contract import Client, Training
+from fedflat.engines.round.contract import Client, Cost, Training
 from fedflat.engines.round.plan import generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.flatness.precision import at_own_precision
@@ -40,7 +40,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass
 class CohortBuffers:
-    """Tensors of one cohort; all have one dtype and device. Dictionaries have flat names, ``slot.field``.
+    """Memory of one cohort; all tensors have one dtype and device. Dictionaries have flat names, ``slot.field``.
 
     Attributes:
         z: the model that clients start from [parameters].
@@ -192,18 +192,6 @@ class ClientReport(NamedTuple):
         return self._replace(lr_sum=float(self.lr_sum), loss=float(self.loss))
 
 
-class GradientCost(NamedTuple):
-    """The cost of full-batch gradients at the broadcast model, which some drifts need before local training."""
-
-    backward_passes: int = 0
-    samples: int = 0
-
-    @classmethod
-    def total(cls, costs: Sequence[GradientCost]) -> GradientCost:
-        """The sum of the costs of several clients."""
-        return cls(sum(cost.backward_passes for cost in costs), sum(cost.samples for cost in costs))
-
-
 class StepGradient:
     """The gradient [parameters] of one batch at any point [parameters]; a step may call it several times.
 
@@ -242,7 +230,7 @@ class StepGradient:
 def train_client(
     problem: Problem,
     training: Training,
-    cohort: CohortBuffers,
+    cohort_buffers: CohortBuffers,
     round: int,
     row: int,
     client: int,
@@ -251,15 +239,15 @@ def train_client(
 ) -> ClientReport:
     """Train one client for one round.
 
-    Reads z (the model that clients start from), the server's and the client's state from ``cohort``; writes the
+    Reads z (the model that clients start from), the server's and the client's state from ``cohort_buffers``; writes the
     client's displacement, messages, state and BatchNorm statistics into its row.
 
     Args:
         problem: model, task and data.
         training: how clients train.
-        cohort: the memory of the cohort, one row per client.
+        cohort_buffers: tensors of the cohort, one row per client.
         round: number of the round, from 0.
-        row: the client's row in ``cohort``.
+        row: the client's row in ``cohort_buffers``.
         client: the client's number in the federation.
         indices: int64 positions of its examples in the training set [examples].
         integer_buffers: integer buffers of the model by name; copied, not changed.
@@ -267,7 +255,7 @@ def train_client(
     Returns:
         What the client reports in addition to its row: loss, costs, sum of learning rates and integer buffers.
     """
-    z, algorithm = cohort.z, training.algorithm
+    z, algorithm = cohort_buffers.z, training.algorithm
     # The batches of the round, as positions in ``indices``, and the random numbers of their augmentation.
     batches = training.plan.batches(training.seed, round, client, len(indices))
     draws = problem.augmentation.draw(
@@ -278,36 +266,38 @@ def train_client(
     )
     integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
     # BatchNorm statistics are views of the client's row, so a step that updates them writes them into the row.
-    buffers = {**problem.buffer_layout.views(cohort.statistics[row]), **integer_buffers}
-    start = algorithm.local_start(z, cohort.client_state(row))
-    pilot, sizes = pilot_gradients(problem, training, start, cohort.statistics[row], round, client, indices)
+    statistics = cohort_buffers.statistics[row]
+    buffers = {**problem.buffer_layout.views(statistics), **integer_buffers}
+    state = cohort_buffers.client_state(row)
+    start = algorithm.local_start(z, state)
+    pilot, pilot_cost = pilot_gradients(problem, training, start, statistics, round, client, indices)
     seed_torch(training.seed, "dropout", round, client)  # results must not depend on which worker trains the client
     problem.set_training_mode()
-    own_gradient, gradient_cost = None, GradientCost()
+    own_gradient, gradient_cost = None, Cost()
     if algorithm.drift.full_gradient == "own":
-        own_gradient, gradient_cost = full_gradient(problem, training, cohort, round, client, indices, row)
-    now, steps = (torch.tensor(number, dtype=z.dtype, device=z.device) for number in (round, len(batches)))
-    local = begin_client(problem, training, cohort, cohort.client_state(row), now, steps, own_gradient, pilot)
-    backward_passes, samples = GradientCost.total([gradient_cost, GradientCost(len(sizes), sum(sizes))])
+        own_gradient, gradient_cost = full_gradient(problem, training, cohort_buffers, round, row, client, indices)
+    round_scalar, steps = (torch.tensor(number, dtype=z.dtype, device=z.device) for number in (round, len(batches)))
+    local = begin_client(problem, training, cohort_buffers, state, round_scalar, steps, own_gradient, pilot)
+    cost = pilot_cost + gradient_cost
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
         examples = torch.from_numpy(indices[positions]).to(z.device)
         batch = problem.batch(examples, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
         local = algorithm.step(local, gradient, training.schedule, training.descent)
-        backward_passes += gradient.passes
-        samples += gradient.passes * len(positions)
+        cost.backward_passes += gradient.passes
+        cost.samples += gradient.passes * len(positions)
         loss = loss + gradient.loss
-    state, message = algorithm.finish(local)
-    add_products(problem, cohort.statistics[row], local.drift.y)
+    new_state, message = algorithm.finish(local)
+    add_products(problem, statistics, local.drift.y)
     message.sent["weights"] = label_scalars(problem, training, indices)
-    cohort.write(row, state, message)
+    cohort_buffers.write(row, new_state, message)
     return ClientReport(
         lr_sum=message.lr_sum,
         loss=loss,
         steps=len(batches),
-        backward_passes=backward_passes,
-        samples=samples,
+        backward_passes=cost.backward_passes,
+        samples=cost.samples,
         integer_buffers=integer_buffers,
     )
 
@@ -315,7 +305,7 @@ def train_client(
 def begin_client(
     problem: Problem,
     training: Training,
-    cohort: CohortBuffers,
+    cohort_buffers: CohortBuffers,
     state: States,
     round: Tensor,
     steps: Tensor,
@@ -325,8 +315,8 @@ def begin_client(
     """Call ``Algorithm.begin`` for a client with a state by slot; the arguments from ``state`` on are passed on."""
     algorithm = training.algorithm
     return algorithm.begin(
-        cohort.z,
-        cohort.server_state(),
+        cohort_buffers.z,
+        cohort_buffers.server_state(),
         state,
         problem.layout,
         training.schedule,
@@ -334,7 +324,7 @@ def begin_client(
         steps,
         training.descent,
         own_gradient=own_gradient,
-        common_gradient=cohort.common_gradient if algorithm.drift.full_gradient == "common" else None,
+        common_gradient=cohort_buffers.common_gradient if algorithm.drift.full_gradient == "common" else None,
         pilot=pilot,
     )
 
@@ -342,16 +332,16 @@ def begin_client(
 def write_full_gradient(
     problem: Problem,
     training: Training,
-    cohort: CohortBuffers,
+    cohort_buffers: CohortBuffers,
     round: int,
     row: int,
     client: int,
     indices: np.ndarray,
-) -> GradientCost:
-    """Write a client's ``full_gradient`` into its row of ``cohort.gradient``; dropout is seeded by round and client."""
+) -> Cost:
+    """Write a client's ``full_gradient`` into its row of ``cohort_buffers.gradient``; this also seeds dropout."""
     seed_torch(training.seed, "whole gradient dropout", round, client)
-    gradient, cost = full_gradient(problem, training, cohort, round, client, indices, row)
-    cohort.gradient[row].copy_(gradient)
+    gradient, cost = full_gradient(problem, training, cohort_buffers, round, row, client, indices)
+    cohort_buffers.gradient[row].copy_(gradient)
     return cost
 
 
@@ -359,12 +349,12 @@ def write_full_gradient(
 def full_gradient(
     problem: Problem,
     training: Training,
-    cohort: CohortBuffers,
+    cohort_buffers: CohortBuffers,
     round: int,
+    row: int,
     client: int,
     indices: np.ndarray,
-    row: int,
-) -> tuple[Tensor, GradientCost]:
+) -> tuple[Tensor, Cost]:
     """The gradient of a client's whole dataset at the model from which it starts, without augmentation.
 
     If the drift limits the number of batches, the gradient uses a random part of the dataset.
@@ -372,11 +362,11 @@ def full_gradient(
     Args:
         problem: model, task and data.
         training: how clients train.
-        cohort: holds z, and in ``row`` the client's BatchNorm statistics; left unchanged.
+        cohort_buffers: holds z, and in ``row`` the client's BatchNorm statistics; left unchanged.
         round: number of the round, from 0.
+        row: the client's row in ``cohort_buffers``.
         client: the client's number in the federation.
         indices: int64 positions of its examples in the training set [examples].
-        row: the client's row in ``cohort``.
 
     Returns:
         The gradient [parameters] and its cost. Backward passes are counted as if batches had the size used in training.
@@ -386,13 +376,13 @@ def full_gradient(
         order = generator(training.seed, "whole gradient", round, client).permutation(len(indices))
         indices = indices[order[: max_batches * batch_size]]
     size = len(indices)
-    point = training.algorithm.local_start(cohort.z, cohort.client_state(row))
+    point = training.algorithm.local_start(cohort_buffers.z, cohort_buffers.client_state(row))
     mean_gradient = torch.zeros_like(point)
     problem.set_training_mode()
     for start in range(0, size, problem.evaluation_batch):
         examples = problem.train_examples(indices[start : start + problem.evaluation_batch])
-        buffers = {name: b.clone() for name, b in problem.buffer_layout.views(cohort.statistics[row]).items()}
+        buffers = {name: b.clone() for name, b in problem.buffer_layout.views(cohort_buffers.statistics[row]).items()}
         batch = Batch(problem.normalised(examples.inputs), examples.targets)
         _, gradient = problem.loss_and_gradient(point, buffers, batch)
         mean_gradient.add_(gradient, alpha=len(examples) / size)
-    return mean_gradient, GradientCost(ceil(size / batch_size), size)
+    return mean_gradient, Cost(backward_passes=ceil(size / batch_size), samples=size)

@@ -12,7 +12,7 @@ from fedflat.algorithms.slot import Pilot
 from fedflat.algorithms.state import State
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Training
+from fedflat.engines.round.contract import Cost, Training
 from fedflat.engines.round.plan import generator, seed_torch
 
 _HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
@@ -28,7 +28,7 @@ def pilot_gradients(
     round: int,
     client: int,
     indices: np.ndarray,
-) -> tuple[Pilot | None, list[int]]:
+) -> tuple[Pilot | None, Cost]:
     """Gradients of a few random batches of a client at one model, without augmentation.
 
     Args:
@@ -41,12 +41,12 @@ def pilot_gradients(
         indices: int64 positions of its examples in the training set [examples].
 
     Returns:
-        Mean and mean norm of the gradients, or None if the perturbation does not need them; and the size of each batch.
-        A client with few examples has fewer batches.
+        Mean and mean norm of the gradients, or None if the perturbation does not need them; and their cost. A client
+        with few examples has fewer batches.
     """
     size, count = training.plan.batch_size, training.algorithm.perturbation.pilot_batches
     if not count:
-        return None, []
+        return None, Cost()
     order = generator(training.seed, "pilot", round, client).permutation(len(indices))[: count * size]
     if len(order) > size:
         order = order[: len(order) // size * size]  # BatchNorm needs more than the one example that may be left over
@@ -61,7 +61,7 @@ def pilot_gradients(
         _, gradient = problem.loss_and_gradient(point, buffers, batch)
         mean.add_(gradient, alpha=1 / len(batches))
         norm.add_(gradient.norm(), alpha=1 / len(batches))
-    return Pilot(mean, norm), [len(positions) for positions in batches]
+    return Pilot(mean, norm), Cost(backward_passes=len(batches), samples=len(order))
 
 
 def label_scalars(problem: Problem, training: Training, indices: np.ndarray) -> State:

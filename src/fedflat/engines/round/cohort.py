@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,51 +14,23 @@ from fedflat.algorithms.slot import TINY_LR, CohortMeans
 from fedflat.algorithms.state import State
 from fedflat.algorithms.weights import ClientRows
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import ClientReport, CohortBuffers, GradientCost
-from fedflat.engines.round.contract import (
+from fedflat.engines.round.aggregation import (
     Aggregation,
-    Client,
-    CohortRows,
-    Cost,
-    ModelState,
-    Outcome,
-    Training,
+    CohortWeights,
     uniform_weights,
     weighted_sum,
     weights_by_samples,
 )
+from fedflat.engines.round.client import ClientReport, CohortBuffers
+from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.privacy import protect_means, protect_rows
-
-
-class CohortWeights(NamedTuple):
-    """Weights of the clients of a cohort, or of a part of it: one number per client in each list.
-
-    Attributes:
-        uniform: equal weights.
-        samples: proportional to sample counts.
-        aggregation: the weights of displacements, from the aggregation or chosen by the algorithm.
-    """
-
-    uniform: list[float]
-    samples: list[float]
-    aggregation: list[float] | Tensor
-
-    @classmethod
-    def of(cls, aggregation: Aggregation, samples: list[int]) -> CohortWeights:
-        """Weights of a whole cohort, from its clients' sample counts."""
-        return cls(uniform_weights(len(samples)), weights_by_samples(samples), aggregation.weights(samples))
-
-    def subset(self, positions: Sequence[int]) -> CohortWeights:
-        """Weights of the clients at some positions of the cohort."""
-        return CohortWeights(*(cast("list[float]", [weights[position] for position in positions]) for weights in self))
-
 
 WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
 """By name: rows [clients, ...] and their weights [clients]."""
 
 
 def weighted_rows(
-    training: Training, buffers: CohortBuffers, weights: CohortWeights, reports: list[ClientReport], count: int
+    training: Training, cohort_buffers: CohortBuffers, weights: CohortWeights, reports: list[ClientReport], count: int
 ) -> WeightedRows:
     """Collect everything that is averaged over a cohort: the rows of its clients, and their weights.
 
@@ -67,7 +38,7 @@ def weighted_rows(
 
     Args:
         training: how clients train.
-        buffers: the rows that the clients wrote.
+        cohort_buffers: the rows that the clients wrote.
         weights: weights that these clients have in the whole cohort.
         reports: reports of these clients; the client of report i wrote row i.
         count: number of clients in the whole cohort.
@@ -78,7 +49,7 @@ def weighted_rows(
         slot as ``sent/slot.field``.
     """
     trained = len(reports)
-    displacements = buffers.displacement[:trained]
+    displacements = cohort_buffers.displacement[:trained]
     lr_sums = _stack_scalars([report.lr_sum for report in reports], displacements).clamp(min=TINY_LR)  # H_i
     weighted: WeightedRows = {
         "displacement": (displacements, weights.aggregation),
@@ -86,13 +57,15 @@ def weighted_rows(
         "direction": (displacements, -1 / (count * lr_sums)),  # the mean of -D_i / H_i, which is in gradient units
     }
     if not training.own_statistics:
-        weighted["buffers"] = buffers.statistics[:trained], weights.aggregation
+        weighted["buffers"] = cohort_buffers.statistics[:trained], weights.aggregation
     divisor = training.algorithm.drift.displacement_divisor
     if divisor is not None:
-        divisors = buffers.sent[f"drift.{divisor}"][:trained].clamp(min=1)  # a site must not inflate its displacement
+        divisors = cohort_buffers.sent[f"drift.{divisor}"][:trained].clamp(
+            min=1
+        )  # a site must not inflate its displacement
         weighted["normalised"] = displacements / divisors[:, None], weights.aggregation
     fields = flat_fields(training.algorithm.message_fields())
-    for name, rows in buffers.sent.items():
+    for name, rows in cohort_buffers.sent.items():
         weighted[f"sent/{name}"] = rows[:trained], getattr(weights, fields[name].weighting)
     return weighted
 
@@ -102,10 +75,10 @@ def reduce_rows(
     round: int,
     model: ModelState,
     z: Tensor,
-    buffers: CohortBuffers,
+    cohort_buffers: CohortBuffers,
     cohort: list[Client],
     reports: list[ClientReport],
-    gradient_cost: GradientCost,
+    gradient_cost: Cost,
     server: States,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> Outcome:
@@ -116,35 +89,35 @@ def reduce_rows(
         round: number of the round.
         model: the server's model before the round.
         z: the model that clients started from [parameters].
-        buffers: the rows that the clients wrote.
+        cohort_buffers: the rows that the clients wrote.
         cohort: the clients, in the order of their rows.
         reports: their reports, in the same order.
         gradient_cost: cost of the common gradient, which the reports do not include.
         server: the server's state before the round, by slot.
-        states: their new states; None if these are in ``buffers``.
+        states: their new states; None if these are in ``cohort_buffers``.
     """
     count = len(cohort)
     weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
     chosen_state: State = {}
     if training.algorithm.weights.are_chosen:
-        chosen, chosen_state = _chosen_weights(training, z, buffers, weights, cohort, server["weights"])
+        chosen, chosen_state = _chosen_weights(training, z, cohort_buffers, weights, cohort, server["weights"])
         weights = weights._replace(aggregation=chosen)
-    weighted = weighted_rows(training, buffers, weights, reports, count)
+    weighted = weighted_rows(training, cohort_buffers, weights, reports, count)
     if training.aggregation.needs_rows:
         averages = _robust_centres(training.aggregation, weighted, model)
     else:
         averages = {name: weighted_sum(rows, row_weights) for name, (rows, row_weights) in weighted.items()}
     if states is None:
-        fields = buffers.client_states.items()
+        fields = cohort_buffers.client_states.items()
         states = [nested_state({name: rows[row].clone() for name, rows in fields}) for row in range(count)]
     clients = []
     for row, client in enumerate(cohort):
-        statistics = buffers.statistics[row].clone() if training.own_statistics else None
+        statistics = cohort_buffers.statistics[row].clone() if training.own_statistics else None
         clients.append(client._replace(state=states[row], statistics=statistics))
-    common = buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
-    cohort_rows = CohortRows(buffers.displacement[:count], buffers.statistics[:count])
+    common = cohort_buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
+    cohort_rows = CohortRows(cohort_buffers.displacement[:count], cohort_buffers.statistics[:count])
     outcome = build_outcome(training, round, model, z, averages, clients, reports, common, cohort_rows, gradient_cost)
-    outcome.means["weights"] |= chosen_state
+    outcome.message_means["weights"] |= chosen_state
     return outcome
 
 
@@ -153,10 +126,10 @@ def reduce_groups(
     round: int,
     model: ModelState,
     z: Tensor,
-    buffers: CohortBuffers,
+    cohort_buffers: CohortBuffers,
     groups: list[list[Client]],
     reports: list[ClientReport],
-    gradient_cost: GradientCost,
+    gradient_cost: Cost,
     server: States,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> list[Outcome]:
@@ -167,22 +140,28 @@ def reduce_groups(
     outcomes, first = [], 0
     for group in groups:
         rows = slice(first, first + len(group))
-        rows_of_group = buffers.part(rows) if len(groups) > 1 else buffers
-        own = reports[rows], gradient_cost, server, None if states is None else states[rows]
-        outcomes.append(reduce_rows(training, round, model, z, rows_of_group, group, *own))
-        first, gradient_cost = rows.stop, GradientCost()  # a common gradient is counted once
+        rows_of_group = cohort_buffers.part(rows) if len(groups) > 1 else cohort_buffers
+        new_states = None if states is None else states[rows]
+        arguments = reports[rows], gradient_cost, server, new_states
+        outcomes.append(reduce_rows(training, round, model, z, rows_of_group, group, *arguments))
+        first, gradient_cost = rows.stop, Cost()  # a common gradient is counted once
     return outcomes
 
 
 def _chosen_weights(
-    training: Training, z: Tensor, buffers: CohortBuffers, weights: CohortWeights, cohort: list[Client], state: State
+    training: Training,
+    z: Tensor,
+    cohort_buffers: CohortBuffers,
+    weights: CohortWeights,
+    cohort: list[Client],
+    state: State,
 ) -> tuple[Tensor, State]:
     """The weights [cohort] that the algorithm chooses, and what changes in the server state of its client weights.
 
     Args:
         training: how clients trained.
         z: the model that the server broadcast [parameters].
-        buffers: the rows that the clients wrote.
+        cohort_buffers: the rows that the clients wrote.
         weights: the weights of the run.
         cohort: the clients, in the order of their rows.
         state: server state of the client weights.
@@ -193,8 +172,8 @@ def _chosen_weights(
         weights=torch.as_tensor(weights.aggregation, dtype=z.dtype, device=z.device),
         share=count / training.clients,
         z=z,
-        displacements=buffers.displacement[:count],
-        sent={name: values[:count] for name, values in buffers.sent.items()},
+        displacements=cohort_buffers.displacement[:count],
+        sent={name: values[:count] for name, values in cohort_buffers.sent.items()},
     )
     return training.algorithm.weights.choose(rows, state)
 
@@ -230,7 +209,7 @@ def build_outcome(
     reports: list[ClientReport],
     common_gradient: Tensor | None,
     rows: CohortRows | None,
-    gradient_cost: GradientCost,
+    gradient_cost: Cost,
 ) -> Outcome:
     """Build the outcome of a round.
 
@@ -249,7 +228,7 @@ def build_outcome(
     count, size = len(clients), len(z)
     lr_sums = _stack_scalars([report.lr_sum for report in reports], z)
     averages = protect_means(training, round, averages, lr_sums, count)
-    returned = CohortMeans(
+    cohort_means = CohortMeans(
         x=model.weights,
         z=z,
         displacement=averages["displacement"],
@@ -263,17 +242,17 @@ def build_outcome(
         common_gradient=common_gradient,
     )
     statistics_sent = 0 if training.own_statistics else len(model.buffers)  # in both directions
-    cost = Cost(
-        backward_passes=gradient_cost.backward_passes + sum(report.backward_passes for report in reports),
-        samples=gradient_cost.samples + sum(report.samples for report in reports),
+    cost = gradient_cost + Cost(
+        backward_passes=sum(report.backward_passes for report in reports),
+        samples=sum(report.samples for report in reports),
         floats_down=count * (training.algorithm.floats_down(size) + statistics_sent),
         floats_up=count * (training.algorithm.floats_up(size) + statistics_sent),
     )
     losses = _stack_scalars([report.loss for report in reports], z)
     sent = {name.removeprefix("sent/"): value for name, value in averages.items() if name.startswith("sent/")}
     return Outcome(
-        returned=returned,
-        means=nested_state(sent),
+        cohort_means=cohort_means,
+        message_means=nested_state(sent),
         clients=clients,
         buffers=model.buffers if training.own_statistics else averages["buffers"],
         # Counters cannot be averaged; the server takes those of the first client.
@@ -295,13 +274,13 @@ class CohortEngine(ABC):
 
     Attributes:
         problem: model, task and data.
-        buffers: the memory of the cohort, reused from round to round; None before the first round.
+        cohort_buffers: memory of a cohort, reused from round to round; None before the first round.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         problem.prepare_batches()
-        self.buffers: CohortBuffers | None = None
+        self.cohort_buffers: CohortBuffers | None = None
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
         """Train a cohort for one round and average what its clients send, in cohort order; see ``Engine.train``."""
@@ -315,17 +294,17 @@ class CohortEngine(ABC):
         ``server`` is the server's state by slot, and ``groups`` lists the clients of each group.
         """
         cohort = [client for group in groups for client in group]
-        buffers = self.allocate(training, len(cohort), model.weights)
+        cohort_buffers = self.allocate(training, len(cohort), model.weights)
         z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
-        buffers.copy_inputs(z, server, model.buffers, cohort)
-        gradient_cost = GradientCost()
+        cohort_buffers.copy_inputs(z, server, model.buffers, cohort)
+        gradient_cost = Cost()
         if training.algorithm.drift.full_gradient == "common":  # clients need the cohort's mean gradient at z to train
-            gradient_cost = self.compute_full_gradients(training, round, buffers, cohort)
+            gradient_cost = self.compute_full_gradients(training, round, cohort_buffers, cohort)
             weights = weights_by_samples([len(client.indices) for client in cohort])
-            buffers.common_gradient.copy_(weighted_sum(buffers.gradient[: len(cohort)], weights))
-        reports = self.train_rows(training, round, buffers, cohort, model.integer_buffers)
-        protect_rows(training, round, buffers, [client.number for client in cohort])
-        return reduce_groups(training, round, model, z, buffers, groups, reports, gradient_cost, server)
+            cohort_buffers.common_gradient.copy_(weighted_sum(cohort_buffers.gradient[: len(cohort)], weights))
+        reports = self.train_rows(training, round, cohort_buffers, cohort, model.integer_buffers)
+        protect_rows(training, round, cohort_buffers, [client.number for client in cohort])
+        return reduce_groups(training, round, model, z, cohort_buffers, groups, reports, gradient_cost, server)
 
     @abstractmethod
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:
@@ -333,9 +312,9 @@ class CohortEngine(ABC):
 
     @abstractmethod
     def compute_full_gradients(
-        self, training: Training, round: int, buffers: CohortBuffers, cohort: list[Client]
-    ) -> GradientCost:
-        """Write each client's full-batch gradient at ``buffers.z`` into its row of ``buffers.gradient``.
+        self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
+    ) -> Cost:
+        """Write each client's full-batch gradient at ``cohort_buffers.z`` into its row of ``cohort_buffers.gradient``.
 
         Returns the total cost.
         """
@@ -345,15 +324,15 @@ class CohortEngine(ABC):
         self,
         training: Training,
         round: int,
-        buffers: CohortBuffers,
+        cohort_buffers: CohortBuffers,
         cohort: list[Client],
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
-        """Train the clients whose inputs are in ``buffers``; client i of the cohort writes its results into row i.
+        """Train the clients whose inputs are in ``cohort_buffers``; client i of the cohort writes to row i.
 
         ``integer_buffers`` are those of the server's model, by name; each report contains those of its client after
         training.
         """
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
-        """Prepare a later round; ``cohort`` lists (client, indices). By default there is nothing to prepare."""
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:  # noqa: B027
+        """Prepare a later round; ``clients`` lists (number, indices). By default there is nothing to prepare."""

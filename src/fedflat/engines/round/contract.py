@@ -7,7 +7,7 @@ One round of one client, from sampling to the server:
    ``client.CohortBuffers``.
 3. ``client.train_client`` (on a GPU ``gpu/lane.py``) draws the batches, takes the local steps, and writes the client's
    displacement, messages, new state and BatchNorm statistics into its row.
-4. ``cohort.reduce_rows`` averages the rows with the weights of ``Aggregation`` and returns an ``Outcome``.
+4. ``cohort.reduce_rows`` averages the rows with the weights of ``aggregation.Aggregation`` and returns an ``Outcome``.
 5. The experiment passes the outcome to ``Algorithm.aggregate``, which returns the next server model and state.
 
 Shapes: a weight vector is [parameters], BatchNorm statistics are [buffers], a cohort's rows are [cohort, parameters].
@@ -21,12 +21,11 @@ under flat names (``slot.field``); ``client.py`` converts between these forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedflat.algorithms.algorithm import Algorithm, States
@@ -35,143 +34,9 @@ from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.algorithms.slot import CohortMeans
 from fedflat.algorithms.state import State
 from fedflat.data import Examples
+from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.plan import Plan
-from fedflat.errors import UserError
 from fedflat.privacy import GaussianMechanism
-
-Centre = Literal["mean", "median", "trimmed", "clipped"]
-"""How a cohort's rows are combined into one; all but ``mean`` are robust to a few arbitrary rows."""
-BLOCK = 8
-"""Clients per partial sum. It is fixed, so results do not depend on the number of workers."""
-PART = 2**26
-"""Elements of a cohort's rows that a GPU scales at a time."""
-CACHED = 2**16
-"""Elements of each row that a CPU sums at a time: those of a block of rows fit into the cache."""
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """How the server combines the rows of a cohort.
-
-    Median and trimmed mean act on each coordinate and weight all clients equally (Yin et al. 2018). ``clipped`` is the
-    mean of rows whose norm is clipped to a multiple of the cohort's median norm.
-
-    Args:
-        weighting: weights of displacements, by the clients' sample counts or uniform.
-        centre: the mean or a robust centre.
-        trim: share of the clients that the trimmed mean drops at each end.
-        longest: largest norm after clipping, in units of the cohort's median norm.
-    """
-
-    weighting: Literal["samples", "uniform"] = "samples"
-    centre: Centre = "mean"
-    trim: float = 0.1
-    longest: float = 1.0
-
-    @property
-    def needs_rows(self) -> bool:
-        """Whether every client's row is needed; partial sums suffice for the mean."""
-        return self.centre != "mean"
-
-    def weights(self, samples: Sequence[int]) -> list[float]:
-        """Weights p_i that sum to 1, from the clients' sample counts."""
-        return weights_by_samples(samples) if self.weighting == "samples" else uniform_weights(len(samples))
-
-    def combine(self, rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        """Combine the cohort's rows [cohort, ...] into one [...]; median and trimmed mean ignore the weights."""
-        if self.centre == "mean":
-            return weighted_sum(rows, weights)
-        if self.centre == "clipped":
-            return weighted_sum(self._clipped(rows), weights)
-        count = len(rows)
-        # The median is the mean of what remains after dropping all but the middle one or two values.
-        dropped = (count - 1) // 2 if self.centre == "median" else int(self.trim * count)
-        if 2 * dropped >= count:
-            raise UserError(
-                f"a trimmed mean with trim={self.trim} drops all {count} clients; use a smaller trim or more clients"
-            )
-        centre: Tensor = rows.sort(0).values[dropped : count - dropped].mean(0)
-        return centre
-
-    def _clipped(self, rows: Tensor) -> Tensor:
-        """The rows [cohort, ...], shortened where their norm exceeds ``longest`` times the cohort's median norm."""
-        norms = rows.reshape(len(rows), -1).norm(dim=1)
-        largest_norm = self.longest * norms.quantile(0.5)
-        scale = (largest_norm / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
-        return _scale_rows(rows, scale)
-
-
-def uniform_weights(count: int) -> list[float]:
-    """Equal weights that sum to 1."""
-    return [1 / count] * count
-
-
-def weights_by_samples(samples: Sequence[int]) -> list[float]:
-    """Weights proportional to sample counts, which sum to 1."""
-    total = sum(samples)
-    return [n / total for n in samples]
-
-
-def weighted_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-    """The weighted sum of rows [cohort, ...] -> [...]; weights [cohort].
-
-    On a CPU, the rows of each block of ``BLOCK`` rows are added in order, then the sums of the blocks. The result is
-    therefore bit-identical if Ray workers each sum some of the blocks. On a GPU, torch chooses the order.
-    """
-    if rows.is_cuda:
-        return sum_in_parts(rows, weights)
-    scales = torch.split(weights if isinstance(weights, Tensor) else _tensor_like(weights, rows), BLOCK)
-
-    def total(part: Tensor) -> Tensor:
-        blocks = zip(torch.split(part, BLOCK), scales, strict=True)
-        return sum_of_blocks([block_sum(block, scale) for block, scale in blocks])
-
-    if rows.ndim == 1:
-        return total(rows)
-    return torch.cat([total(part) for part in torch.split(rows, CACHED, dim=1)])
-
-
-def sum_in_parts(rows: Tensor, weights: Sequence[float] | Tensor, part: int = PART) -> Tensor:
-    """The weighted sum of rows for ``part`` elements at a time, since a scaled copy of all rows may not fit."""
-    scale = weights if isinstance(weights, Tensor) else _tensor_like(weights, rows)
-    if rows.ndim == 1:
-        return (rows * scale).sum(0)
-    columns = torch.split(rows, max(part // len(rows), 1), dim=1)
-    return torch.cat([_scale_rows(some, scale).sum(0) for some in columns])
-
-
-def block_sum(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-    """The partial sum of one block of at most ``BLOCK`` rows, bit-identical to its part of ``weighted_sum``."""
-    return sum_of_rows(_scale_rows(rows, weights))
-
-
-def sum_of_rows(rows: Tensor) -> Tensor:
-    """The sum of rows [n, ...], added one after another, so that the bits do not depend on torch's summation order."""
-    total = rows[0].clone()
-    for row in rows[1:]:
-        total += row
-    return total
-
-
-def sum_of_blocks(partials: Sequence[Tensor]) -> Tensor:
-    """The total of partial sums over blocks of clients, which must be in cohort order."""
-    total = torch.zeros_like(partials[0])
-    for partial in partials:
-        total += partial
-    return total
-
-
-def _scale_rows(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-    """Multiply each of the rows [cohort, ...] by its weight."""
-    scale = weights if isinstance(weights, Tensor) else _tensor_like(weights, rows)
-    # Append dimensions of size 1 to the weights [cohort], so that each one multiplies a whole row.
-    return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
-
-
-def _tensor_like(numbers: Sequence[float], like: Tensor) -> Tensor:
-    """Numbers as a tensor with the dtype and device of ``like``; copying to a GPU does not wait for it."""
-    on_host = torch.tensor(numbers, dtype=like.dtype)
-    return on_host.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else on_host.to(like.device)
 
 
 @dataclass(frozen=True)
@@ -255,11 +120,12 @@ class CohortRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a cohort returned, reduced over its clients.
+    """The result of training a cohort: means over its clients, and their new states.
 
     Attributes:
-        returned: means of displacements and directions [parameters], for ``Algorithm.aggregate``.
-        means: means of what the slots send, by slot; for client weights, also what changes in their server state.
+        cohort_means: means of displacements and directions [parameters], for ``Algorithm.aggregate``.
+        message_means: means of the slots' messages, by slot; for client weights, also what changes in their server
+            state.
         clients: the cohort with its new states.
         buffers: the new BatchNorm statistics of the server's model [buffers].
         integer_buffers: the new integer buffers of the server's model, by name.
@@ -269,8 +135,8 @@ class Outcome:
         lr_sums: each client's sum of learning rates H_i [cohort]; None if clients of several rounds were combined.
     """
 
-    returned: CohortMeans
-    means: States
+    cohort_means: CohortMeans
+    message_means: States
     clients: list[Client]
     buffers: Tensor
     integer_buffers: dict[str, Tensor]
@@ -295,10 +161,10 @@ class Engine(Protocol):
         """
         ...
 
-    def prepare(self, training: Training, round: int, cohort: list[tuple[int, np.ndarray]]) -> None:
+    def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
         """Prepare a later round while the device is busy; engines that cannot do so ignore the call.
 
-        ``cohort`` lists, for each client, its number and the positions of its examples in the training set.
+        ``clients`` lists, for each client, its number and the positions of its examples in the training set.
         """
         ...
 

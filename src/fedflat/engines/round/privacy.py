@@ -19,7 +19,7 @@ from fedflat.engines.round.contract import Training
 from fedflat.engines.round.plan import generator
 
 
-def protect_rows(training: Training, round: int, buffers: CohortBuffers, clients: Sequence[int]) -> None:
+def protect_rows(training: Training, round: int, cohort_buffers: CohortBuffers, clients: Sequence[int]) -> None:
     """Clip the messages of a cohort in place and, with local privacy, add noise to them.
 
     The displacement and all vectors that a client sends are clipped together, i.e. as one long vector.
@@ -27,14 +27,14 @@ def protect_rows(training: Training, round: int, buffers: CohortBuffers, clients
     Args:
         training: how clients train; without ``privacy``, nothing changes.
         round: number of the round, from 0.
-        buffers: the rows that the clients wrote.
+        cohort_buffers: the rows that the clients wrote.
         clients: number of the client in each row.
     """
     privacy = training.privacy
     if privacy is None:
         return
     for row, client in enumerate(clients):
-        vectors = [buffers.displacement[row], *(rows[row] for rows in buffers.sent.values())]
+        vectors = [cohort_buffers.displacement[row], *(rows[row] for rows in cohort_buffers.sent.values())]
         clip_together(vectors, privacy.clip)
         if privacy.is_local:
             _add_noise(vectors, training, privacy.noise_multiplier * privacy.clip, round, 1 + client)

@@ -20,7 +20,7 @@ def server_step(algorithm: Algorithm, problem: Problem, outcome: Outcome, states
     Returns:
         The server's new model, and its new state by slot.
     """
-    weights, states = algorithm.aggregate(outcome.returned, outcome.means, states)
+    weights, states = algorithm.aggregate(outcome.cohort_means, outcome.message_means, states)
     buffers = outcome.buffers.clone()
     add_products(problem, buffers, weights, -1.0)
     return ModelState(weights, buffers, outcome.integer_buffers), states

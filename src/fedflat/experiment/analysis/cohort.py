@@ -11,7 +11,8 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.algorithm import States, flat_fields, flat_state
 from fedflat.algorithms.drift import Drift
 from fedflat.engines.problem.task import finite_or_none, finite_values
-from fedflat.engines.round.contract import Client, Outcome, weights_by_samples
+from fedflat.engines.round.aggregation import weights_by_samples
+from fedflat.engines.round.contract import Client, Outcome
 from fedflat.experiment.analysis.replay import rows_of
 from fedflat.flatness.clients import cosine, disagreement, update_drift
 
@@ -37,7 +38,7 @@ def measure_cohort(algorithm: Algorithm, clients: list[Client], outcome: Outcome
         state vectors. Numbers that are not finite become None.
     """
     displacements = local_displacements(algorithm, clients, outcome)
-    update = outcome.returned.displacement
+    update = outcome.cohort_means.displacement
     drift = update_drift(displacements, update)
     spread = disagreement(displacements, weights_by_samples([len(client.indices) for client in clients]))
     measurements: Measurements = {

@@ -11,7 +11,8 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.lr_schedule import Schedule
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Aggregation, Client, ModelState, Training
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Client, ModelState, Training
 from fedflat.engines.round.plan import Plan, generator
 from fedflat.engines.round.server_step import server_step
 from fedflat.errors import UserError

@@ -36,7 +36,7 @@ from fedflat.experiment.store.checkpoint import (
 from fedflat.experiment.store.client_states import ClientStateStore, PastRowStore, RowStore
 from fedflat.experiment.store.run_folder import RunFolder
 
-ClientMemory = tuple[Mapping[str, State], Tensor | None]
+StateAndStatistics = tuple[Mapping[str, State], Tensor | None]
 """A client's state, and its BatchNorm statistics if it keeps them (SiLoBN)."""
 
 
@@ -50,8 +50,8 @@ class Moment:
     """The server model."""
     states: States
     """Server state of the algorithm, by slot."""
-    client_memory: Callable[[int], ClientMemory]
-    """Reads the memory of a client, given its number."""
+    client_state: Callable[[int], StateAndStatistics]
+    """Reads the state of a client, given its number."""
 
 
 class Replay:
@@ -81,8 +81,8 @@ class Replay:
         self.engine: Engine = engine_for(decide_compile(config.changed(engine=changes), problem, partition), problem)
         self._training = training_of(config, self.algorithm, len(partition.clients), problem)
         self._sampler = sampler_of(config, len(partition.clients))
-        # Memory of the clients that ``advance`` has trained; it overrides the moment's ``client_memory``.
-        self._changed: dict[int, ClientMemory] = {}
+        # State of the clients that ``advance`` has trained; it overrides the moment's ``client_state``.
+        self._changed: dict[int, StateAndStatistics] = {}
 
     @property
     def cohort(self) -> list[int]:
@@ -121,8 +121,8 @@ class Replay:
         clients = []
         for number in dict.fromkeys(self.cohort if numbers is None else numbers):
             check_client(number, len(self.partition.clients))
-            memory = self._changed.get(number) or self.moment.client_memory(number)
-            clients.append(Client(number, self.partition.clients[number], *memory))
+            state, statistics = self._changed.get(number) or self.moment.client_state(number)
+            clients.append(Client(number, self.partition.clients[number], state, statistics))
         return clients
 
     def train(self, clients: list[Client]) -> Outcome:
@@ -150,7 +150,7 @@ def each_local_model(
     """Yield each client's model after local training, one at a time to save memory."""
     rows = rows_of(outcome)
     for client, displacement, buffers in zip(clients, rows.displacements, rows.buffers, strict=True):
-        start = algorithm.local_start(outcome.returned.z, client.state)
+        start = algorithm.local_start(outcome.cohort_means.z, client.state)
         weights = start + algorithm.drift.local_displacement(displacement, client.state["drift"])
         local_buffers = buffers.clone()
         add_products(problem, local_buffers, weights, -1.0)  # clients have added them for the server
@@ -195,12 +195,12 @@ def moment_at_checkpoint(
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise UserError(f"the run in {folder.path} has no checkpoint yet, so its rounds cannot be replayed")
-    metadata = checkpoint.header
-    require_same_settings(folder, folder.config(), metadata)
+    header = checkpoint.header
+    require_same_settings(folder, folder.config(), header)
     initial = initial or ModelState(*problem.initial_state())
     require_same_shapes(folder, checkpoint.tensors, initial)
     tensors = {name: tensor.to(problem.device) for name, tensor in checkpoint.tensors.items()}
-    server = ServerState.from_checkpoint(tensors, metadata)
+    server = ServerState.from_checkpoint(tensors, header)
     own_statistics = config.training.statistics == "own"
     rows_file = folder.path / "state" / "clients"
 
@@ -209,13 +209,13 @@ def moment_at_checkpoint(
         if not width:  # clients have no state
             return RowStore()
         has_rows = rows_file.exists()
-        store = PastRowStore(rows_file, width, problem.dtype, metadata["rounds"]) if has_rows else RowStore()
-        require_rows(folder, {rows_file.name: store}, metadata)
+        store = PastRowStore(rows_file, width, problem.dtype, header["rounds"]) if has_rows else RowStore()
+        require_rows(folder, {rows_file.name: store}, header)
         return store
 
     client_states = ClientStateStore(algorithm, initial, own_statistics, open_rows)
 
-    def client_memory(number: int) -> ClientMemory:
+    def client_state(number: int) -> StateAndStatistics:
         """A client's state and BatchNorm statistics as of the checkpoint.
 
         Raises a ``UserError`` for a run on real sites whose clients keep either of them to themselves.
@@ -226,7 +226,7 @@ def moment_at_checkpoint(
             )
         return client_states.read(number)
 
-    return Moment(server.rounds, server.model, server.states, client_memory)
+    return Moment(server.rounds, server.model, server.states, client_state)
 
 
 def moment_at_model(rounds: int, model: ModelState, algorithm: Algorithm, config: Config) -> Moment:

@@ -90,9 +90,9 @@ def client_similarity(
             at_server = sampled(server.objective(client=client.number, batch=batch))
             # Replays use the run's training precision, which may differ from that of the measurement.
             weights, buffers = state.weights.to(server.state.weights), state.buffers.to(server.state.buffers)
-            own = state._replace(weights=weights, buffers=buffers)
-            at_client = sampled(server.objective(client=client.number, batch=batch, state=own))
+            client_model = state._replace(weights=weights, buffers=buffers)
+            at_client = sampled(server.objective(client=client.number, batch=batch, state=client_model))
             row: Measurements = {"client": client.number, "overlap_at_server": reference.overlap(at_server)}
             row |= {"overlap": reference.overlap(at_client)}
-            rows.append(row | {"cka": reference.cka(sampled(server.objective(batch=batch, state=own)))})
+            rows.append(row | {"cka": reference.cka(sampled(server.objective(batch=batch, state=client_model)))})
     return rows

@@ -28,7 +28,7 @@ from fedflat.processes import available_cores, is_sendable
 from fedflat.registry import changed_plugins
 
 
-class RunJob(NamedTuple):
+class ResumableRun(NamedTuple):
     """A run to start or, if its folder has it already, to continue or load."""
 
     config: Config
@@ -160,7 +160,7 @@ def run_each(
     """
     inputs = CurrentInputs(user_objects)
     outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
-    unfinished: list[RunJob] = []
+    unfinished: list[ResumableRun] = []
     positions: list[int] = []  # of the unfinished runs in ``configs``
     warn_of_changed_plugins(folders)
     for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
@@ -172,14 +172,14 @@ def run_each(
         except DamagedFile as error:
             outcomes[position] = error
             continue
-        unfinished.append(RunJob(config, folder, user_objects))
+        unfinished.append(ResumableRun(config, folder, user_objects))
         positions.append(position)
-    at_once = parallel_runs([job.config for job in unfinished], callbacks, jobs, user_objects)
+    at_once = parallel_runs([run.config for run in unfinished], callbacks, jobs, user_objects)
     if at_once > 1:
         running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
     else:
         running = run_in_sequence(unfinished, callbacks)
-    errors: list[tuple[RunJob, UserError]] = []
+    errors: list[tuple[ResumableRun, UserError]] = []
     with closing(running) as results:
         for position in range(len(configs)):
             while position not in outcomes:  # yield in order, although runs finish in any order
@@ -187,7 +187,7 @@ def run_each(
                 outcomes[positions[index]] = outcome
             outcome = outcomes[position]
             if isinstance(outcome, UserError):
-                errors.append((RunJob(configs[position]), outcome))
+                errors.append((ResumableRun(configs[position]), outcome))
             else:
                 yield outcome
     if errors:

@@ -131,9 +131,9 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
     keep = Keep(checkpoint=False, snapshots=False, models=False)
     runs = SweepFile(keep=keep, jobs=file.jobs, devices=file.devices)
 
-    def search(name: str, own_base: Values, slots: dict[str, list[str]]) -> SlotSearch:
+    def search(name: str, search_base: Values, slots: dict[str, list[str]]) -> SlotSearch:
         """A search over some slots and all parameters that matter for them."""
-        used = all_placeholders([*own_base.values(), *itertools.chain(*slots.values())])
+        used = all_placeholders([*search_base.values(), *itertools.chain(*slots.values())])
         space: Space = {slot: list(choices) for slot, choices in slots.items()}
         space |= {key: values for key, values in parameters.items() if key in SETTINGS or key in used}
         tune = Tune(
@@ -144,7 +144,7 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
             sampler_seed=file.sampler_seed,
             prune=halving,
         )
-        return SlotSearch(own_base, space, tune, runs, out / folder_name(name))
+        return SlotSearch(search_base, space, tune, runs, out / folder_name(name))
 
     searches = {SEARCH: search(SEARCH, base, file.slots)}
     valid, excluded, example = _count_combinations(searches[SEARCH])
@@ -152,10 +152,10 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
     for text in file.baselines:
         tuning = search(text, {**base, "algorithm": text}, {})
         searches[text] = replace(tuning, example=extreme_values(tuning.space)[0])
-    for one, end in itertools.product(searches.values(), (0, 1)):  # both ends of every range
-        slots = {name: value for name, value in one.example.items() if name in PART_REGISTRIES}
-        values = _applicable(one, {**extreme_values(one.space)[end], **slots})
-        check_scoring(one.config(values, file.seeds[0]))
+    for tuning, end in itertools.product(searches.values(), (0, 1)):  # both ends of every range
+        slots = {name: value for name, value in tuning.example.items() if name in PART_REGISTRIES}
+        values = _applicable(tuning, {**extreme_values(tuning.space)[end], **slots})
+        check_scoring(tuning.config(values, file.seeds[0]))
     discovery = Discovery(file, out, searches, valid, excluded)
     _check_problems(discovery)
     return discovery
@@ -294,13 +294,13 @@ def finalists(discovery: Discovery) -> list[Finalist]:
 
 def _ablations(search: SlotSearch, winner: Finalist) -> list[Finalist]:
     """The winner without each of its parts in turn, as far as the other parts do not require it."""
-    found = []
+    ablations = []
     for slot, choice in winner.values.items():
         if slot in PART_REGISTRIES and choice != NONE:
             values = {**winner.values, slot: NONE}
             if search.accepts(values):
-                found.append(Finalist(SEARCH, values, f"without {parse_one(PLACEHOLDER.sub('1', choice)).name}"))
-    return found
+                ablations.append(Finalist(SEARCH, values, f"without {parse_one(PLACEHOLDER.sub('1', choice)).name}"))
+    return ablations
 
 
 def settings_text(settings: Values) -> str:

@@ -85,7 +85,7 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> SweepDisk
         at_once: number of runs in progress at the same time.
     """
     sizes: dict[tuple[str, ...], tuple[int, int, int]] = {}
-    kept = 0
+    final_bytes = 0
     removed_at_end = []  # bytes of each run that are deleted once it is finished
     for config in configs:
         key = _size_key(config)
@@ -93,10 +93,10 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> SweepDisk
             sizes[key] = _sizes(config)
         disk = run_disk(config, *sizes[key])
         removed = sum(getattr(disk, part) for part in keep.removed)
-        kept += disk.total - removed
+        final_bytes += disk.total - removed
         removed_at_end.append(removed)
     # At the peak, the runs with the most to delete are unfinished at the same time.
-    return SweepDisk(kept + sum(heapq.nlargest(at_once, removed_at_end)), kept)
+    return SweepDisk(final_bytes + sum(heapq.nlargest(at_once, removed_at_end)), final_bytes)
 
 
 def participants(config: Config, clients: int) -> int:

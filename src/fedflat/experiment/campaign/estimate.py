@@ -145,8 +145,8 @@ def _gpu_forecast(run: RunView, bytes_per_client: int) -> GpuForecast:
     if not isinstance(engine, LaneEngine):
         return GpuForecast(reserved, total, precision, speedup)
     lanes, lane = len(engine.lanes), max(lane.memory for lane in engine.lanes)
-    more = clients_that_fit(free, lane + bytes_per_client) if not engine.is_short_of_memory else 0
-    return GpuForecast(reserved, total, precision, speedup, lanes, lane, lanes + more)
+    additional = clients_that_fit(free, lane + bytes_per_client) if not engine.is_short_of_memory else 0
+    return GpuForecast(reserved, total, precision, speedup, lanes, lane, lanes + additional)
 
 
 def clients_that_fit(free: int, bytes_per_client: int) -> int:
@@ -330,7 +330,7 @@ def _build_quietly(config: Config) -> tuple[Run, _Timestamps]:
 
 def _execute_quietly(run: Run, rounds: int) -> None:
     """Do the first rounds of a run without showing its warnings."""
-    with warnings.catch_warnings(), closing(run.steps()) as steps:
+    with warnings.catch_warnings(), closing(run.train_rounds()) as steps:
         warnings.simplefilter("ignore")
         for _ in islice(steps, rounds):
             pass

@@ -37,7 +37,7 @@ from fedflat.experiment.campaign.sweep_file import (
     combinations,
     fill_placeholders,
 )
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import DamagedFile, LockedError, create_folder, is_free, locked, write_atomically
@@ -143,7 +143,7 @@ def make_run_config(base: Values, varied: Values) -> Config:
         varied: the settings that distinguish the run; they are listed in error messages.
     """
     try:
-        run_config = config(nest(fill_placeholders({**base, **varied})))
+        run_config = parse_config(nest(fill_placeholders({**base, **varied})))
         data = run_config.data
         check_names(run_config.model, data.dataset, data.partition, data.augmentation)
         return run_config

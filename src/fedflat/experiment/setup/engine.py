@@ -26,7 +26,8 @@ from fedflat.engines.gpu.step import compiled_step, eager_step
 from fedflat.engines.problem.kernels import compiler
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import require_distillation
-from fedflat.engines.round.contract import Aggregation, Engine, Training
+from fedflat.engines.round.aggregation import Aggregation
+from fedflat.engines.round.contract import Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
 from fedflat.errors import GpuFailed, UserError
 from fedflat.experiment.config import Config

@@ -217,11 +217,11 @@ def check_new_run(config: Config, metric: str, partition: Partition) -> None:
     """
     if config.stop.target is not None:
         check_target(config.stop.target, metric)
-    given, number = config.data.clients, len(partition.clients) + len(partition.unseen)
-    if datasets.fixes_clients(config.data.partition) and given not in (None, number):
+    given_clients, clients = config.data.clients, len(partition.clients) + len(partition.unseen)
+    if datasets.fixes_clients(config.data.partition) and given_clients not in (None, clients):
         raise UserError(
-            f"data.clients={given} contradicts the partition {config.data.partition}, which has {number} clients on "
-            "this dataset; leave it out or set it to null: --clients null, in Python clients=None"
+            f"data.clients={given_clients} contradicts the partition {config.data.partition}, which has {clients} "
+            "clients on this dataset; leave it out or set it to null: --clients null, in Python clients=None"
         )
 
 

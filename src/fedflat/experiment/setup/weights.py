@@ -93,17 +93,18 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
             f"{path} contains a Python object ({unsafe[1]}), and loading it could run code; if you trust the file, "
             "open it with torch.load(file, weights_only=False), and save only the state_dict with torch.save"
         ) from None
-    found = f"a {type(loaded).__name__}"
+    content = f"a {type(loaded).__name__}"
     if isinstance(loaded, dict):
-        found = (
+        content = (
             f"a dictionary with {_listed([repr(key) for key in loaded], 'key')}" if loaded else "an empty dictionary"
         )
         loaded = next((loaded[key] for key in STATE_DICT_KEYS if isinstance(loaded.get(key), dict)), loaded)
         if loaded and all(isinstance(key, str) and isinstance(value, Tensor) for key, value in loaded.items()):
             return loaded
     raise UserError(
-        f"{path} contains {found}; expected a state_dict, or a dictionary with one under {', '.join(STATE_DICT_KEYS)}; "
-        "if another key holds it, save it alone: torch.save(torch.load(file)[KEY], 'weights.pt')"
+        f"{path} contains {content}; expected a state_dict, or a dictionary with one under "
+        f"{', '.join(STATE_DICT_KEYS)}; if another key holds it, save it alone: "
+        "torch.save(torch.load(file)[KEY], 'weights.pt')"
     )
 
 
@@ -208,11 +209,11 @@ def _head_parameter_names(network: nn.Module) -> set[str]:
 
 def _without_head(network: nn.Module, tensors: Mapping[str, Tensor], head: Collection[str]) -> dict[str, Tensor]:
     """The tensors without those of the head, and of a pooling layer before it that the model lacks."""
-    known = network.state_dict()
+    expected = network.state_dict()
     return {
         key: value
         for key, value in tensors.items()
-        if key not in head and (key in known or not key.startswith(POOLERS))
+        if key not in head and (key in expected or not key.startswith(POOLERS))
     }
 
 

@@ -16,7 +16,7 @@ from fedflat.algorithms.algorithm import States, flat_state, nested_state
 from fedflat.averaging import AverageState
 from fedflat.engines.round.contract import Cost, ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.config import Config, config, describe_difference
+from fedflat.experiment.config import Config, describe_difference, parse_config
 from fedflat.experiment.store.client_states import RowStore
 from fedflat.experiment.store.files import DamagedFile, explain_os_error, rename
 from fedflat.experiment.store.run_folder import RunFolder
@@ -116,7 +116,7 @@ def write_checkpoint(
     server: ServerState,
     averages: Mapping[str, AverageState],
     stores: Mapping[str, RowStore],
-    settings: Config,
+    config: Config,
     loss: float | None,
     frozen: str,
     timeline: TimelineState,
@@ -130,7 +130,7 @@ def write_checkpoint(
         server: model and state of the server.
         averages: the averages of the run, by name.
         stores: row stores that belong to the checkpoint; their cached rows are flushed first.
-        settings: the run's config.
+        config: the run's config.
         loss: mean training loss of the last round, if finite.
         frozen: fingerprint of the model's frozen parameters; empty if there are none.
         timeline: the state of virtual time; empty for a run without it.
@@ -148,7 +148,7 @@ def write_checkpoint(
         "cost": asdict(server.cost),
         "loss": loss,
         "rows": {name: store.summary for name, store in stores.items()},
-        "settings": settings.fixed_settings(),
+        "settings": config.fixed_settings(),
     }
     if frozen:
         header["frozen"] = frozen
@@ -167,13 +167,13 @@ def write_checkpoint(
 
 
 def last_checkpoint(
-    folder: RunFolder, settings: Config, frozen: str, device: torch.device
+    folder: RunFolder, config: Config, frozen: str, device: torch.device
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Read the last checkpoint, and check that settings and frozen parameters are those of the run that wrote it.
 
     Args:
         folder: the run folder.
-        settings: the config of the run that is about to resume.
+        config: the config of the run that is about to resume.
         frozen: fingerprint of the model's frozen parameters.
         device: where to put the tensors.
 
@@ -191,7 +191,7 @@ def last_checkpoint(
     if checkpoint.file == PREVIOUS:  # it becomes the last one, so that the next checkpoint does not replace it
         with explain_os_error(folder.path / CHECKPOINT):
             rename(folder.path / PREVIOUS, folder.path / CHECKPOINT)
-    require_same_settings(folder, settings, header)
+    require_same_settings(folder, config, header)
     if header.get("frozen", "") != frozen:
         raise UserError(
             f"the frozen part of the model differs from the one that the run in {folder.path} began with; "
@@ -244,9 +244,9 @@ def _read(folder: RunFolder, file: str) -> Checkpoint:
     return Checkpoint(file, tensors, header)
 
 
-def require_same_settings(folder: RunFolder, settings: Config, header: Mapping[str, Any]) -> None:
-    """Raise a ``UserError`` unless ``settings`` are those of the run that wrote the checkpoint with this header."""
-    ours, theirs = (config(each.fixed_settings()) for each in (settings, config(header["settings"])))
+def require_same_settings(folder: RunFolder, config: Config, header: Mapping[str, Any]) -> None:
+    """Raise a ``UserError`` if settings in ``config`` differ from those in a checkpoint's header."""
+    ours, theirs = (parse_config(each.fixed_settings()) for each in (config, parse_config(header["settings"])))
     differing = describe_difference(ours, theirs)
     if differing:
         file = folder.path / "config.yaml"

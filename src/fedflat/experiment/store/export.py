@@ -54,25 +54,25 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
     return format
 
 
-def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about: Mapping[str, Any]) -> None:
+def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, description: Mapping[str, Any]) -> None:
     """Write a state dict, for ``torch.load(path, weights_only=True)`` or ``safetensors.torch.load_file(path)``.
 
     Args:
         path: the file; its folder is created if necessary.
         tensors: the state dict.
         format: ``torch`` or ``safetensors``.
-        about: description of the model, for the header of a safetensors file, or for ``<path>.json`` next to a torch
+        description: what the model is, for the header of a safetensors file, or for ``<path>.json`` next to a torch
             file.
 
     Raises:
         UserError: the JSON file exists and does not describe an exported model.
     """
-    about_file = path.with_name(f"{path.name}.json")
+    description_file = path.with_name(f"{path.name}.json")
     if format == "torch":
-        _require_replaceable(about_file)
+        _require_replaceable(description_file)
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if format == "safetensors":
-        content = save(copies, {"format": "pt", "fedflat": json.dumps(about)})
+        content = save(copies, {"format": "pt", "fedflat": json.dumps(description)})
     else:
         buffer = io.BytesIO()
         torch.save(copies, buffer)
@@ -80,7 +80,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, about
     create_folder(path.parent)
     write_atomically(path, content)
     if format == "torch":
-        write_atomically(about_file, json.dumps(about, indent=2) + "\n")
+        write_atomically(description_file, json.dumps(description, indent=2) + "\n")
 
 
 def _require_replaceable(file: Path) -> None:
@@ -88,17 +88,17 @@ def _require_replaceable(file: Path) -> None:
     if not file.exists():
         return
     try:
-        about = json.loads(file.read_text())
+        description = json.loads(file.read_text())
     except (OSError, ValueError):
-        about = None
-    if not (isinstance(about, dict) and {"model", "algorithm", "rounds"} <= about.keys()):
+        description = None
+    if not (isinstance(description, dict) and {"model", "algorithm", "rounds"} <= description.keys()):
         raise UserError(
             f"{file} exists and does not describe an exported model; the export would overwrite it; "
             "move it, or choose another file name for the model"
         )
 
 
-def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str, Any]) -> None:
+def write_onnx(path: Path, network: nn.Module, data: Dataset, description: Mapping[str, Any]) -> None:
     """Write a model as an ONNX graph from ``inputs`` to ``outputs``, for any batch size; adapters are merged first.
 
     The graph expects normalised images, ``(pixel / 255 - mean) / std``; mean and std are in its metadata.
@@ -107,7 +107,7 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
         path: the file; its folder is created if necessary.
         network: the model.
         data: the dataset it was trained on.
-        about: description of the model for the metadata.
+        description: what the model is, for the metadata.
     """
     missing = [package for package in ("onnx", "onnxscript") if importlib.util.find_spec(package) is None]
     if missing:
@@ -136,7 +136,7 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, about: Mapping[str
             "this model fixes its batch size, so the graph would accept no other; "
             "use x.shape[0] instead of len(x) in its forward"
         )
-    proto.metadata_props.add(key="fedflat", value=json.dumps(about))
+    proto.metadata_props.add(key="fedflat", value=json.dumps(description))
     create_folder(path.parent)
     write_atomically(path, proto.SerializeToString())
 

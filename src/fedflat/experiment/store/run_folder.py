@@ -19,7 +19,7 @@ from fedflat.averaging import average_name
 from fedflat.display import counted
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.config import Config, config
+from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store import content, tensor_files
 from fedflat.experiment.store.client_states import FileRowStore
@@ -93,12 +93,12 @@ class RunFolder:
         """The end of an error message about lost or damaged files, after the advice to restore them."""
         return f"or start again (fedflat run --config {self.path / 'config.yaml'} with another --out)"
 
-    def create(self, config: Config, partition: Mapping[str, Any], metric: str, lower_is_better: bool = False) -> None:
+    def create(self, config: Config, inputs: Mapping[str, Any], metric: str, lower_is_better: bool = False) -> None:
         """Create the folder of a new run.
 
         Args:
             config: the run's config.
-            partition: content of ``partition.json``, as returned by ``provenance``.
+            inputs: content of ``partition.json``, as returned by ``provenance``.
             metric: name of the primary metric.
             lower_is_better: whether lower values of that metric are better.
 
@@ -110,7 +110,7 @@ class RunFolder:
         try:
             self._require_new()  # another process may have been first
             create_folder(self.path / "state")
-            write_atomically(self.path / "partition.json", json.dumps(partition) + "\n")
+            write_atomically(self.path / "partition.json", json.dumps(inputs) + "\n")
             if plugins := plugins_to_record(config.to_yaml()):
                 write_atomically(self.path / PLUGINS, json.dumps(plugins) + "\n")
             averages = [average_name(average) for average in algorithm(config.algorithm).averages]
@@ -161,7 +161,7 @@ class RunFolder:
                 hint += f"fedflat show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
             raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
         try:
-            return config(read_yaml(self.path / "config.yaml"), is_stored=True)
+            return parse_config(read_yaml(self.path / "config.yaml"), is_stored=True)
         except UserError as error:
             raise DamagedFile(f"cannot read {self.path / 'config.yaml'}: {error}") from None
 
@@ -228,13 +228,13 @@ class RunFolder:
             raise DamagedFile(f"{path} is missing or damaged; restore it, {self.remedy}")
         return value
 
-    def write_status(self, status: str, **more: Any) -> None:
-        """Write status.json, with ``more`` as further keys."""
-        write_atomically(self.path / "status.json", json.dumps({"status": status, **more}) + "\n")
+    def write_status(self, status: str, **details: Any) -> None:
+        """Write status.json, with ``details`` as further keys."""
+        write_atomically(self.path / "status.json", json.dumps({"status": status, **details}) + "\n")
 
-    def append(self, name: str, record: Mapping[str, Any]) -> None:
-        """Append a record to the log ``name``, as one line of JSON."""
-        append(self.path / name, json.dumps(record) + "\n")
+    def append(self, name: str, entry: Mapping[str, Any]) -> None:
+        """Append an entry to the log ``name``, as one line of JSON."""
+        append(self.path / name, json.dumps(entry) + "\n")
 
     def sync_metrics(self) -> None:
         """Make the metrics durable, before a checkpoint or the status of an ended run relies on them."""
@@ -255,9 +255,9 @@ class RunFolder:
         """Open the row store ``name`` of this run, with ``width`` scalars per row."""
         return FileRowStore(self.path / "state" / name, width, dtype)
 
-    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        """Write a safetensors file with ``about`` and a checksum in its header."""
-        tensor_files.write_tensors(self.path / name, tensors, about)
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Write a safetensors file; a format version and a checksum are added to the values of ``header``."""
+        tensor_files.write_tensors(self.path / name, tensors, header)
 
     def rounds_in_file(self, name: str) -> int | None:
         """The number of completed rounds when a tensor file was written; None if there is no such file."""
@@ -270,7 +270,7 @@ class RunFolder:
         """The tensors and header that ``write_tensors`` wrote."""
         path = self.path / name
         try:
-            tensors, about = tensor_files.read_tensors(path)
+            tensors, header = tensor_files.read_tensors(path)
         except FileNotFoundError:
             advice = "" if self.is_over else f"; if the run was interrupted: {self.resume_command}"
             raise DamagedFile(f"{path} is missing; the run has not written it{advice}") from None
@@ -279,9 +279,9 @@ class RunFolder:
             raise UserError(f"cannot read {path}: {reason}; make it a readable file") from None
         except DamagedFile as error:
             raise DamagedFile(f"{error}; restore it, {self.remedy}") from None
-        if not about:
+        if not header:
             raise DamagedFile(f"{path} is damaged or was not written by fedflat; restore it, {self.remedy}")
-        return tensors, about
+        return tensors, header
 
 
 def _absolute(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Safetensors files whose header contains a description and a checksum; any safetensors reader can open them."""
+"""Safetensors files with a header that describes the tensors and has a checksum; any safetensors reader opens them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FORMAT = 2
 """Version of the header, which also has a checksum; files of other programs, and exported ones, have neither."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write tensors and their description.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Write tensors and a header that describes them.
 
-    The header's entry ``fedflat`` is a JSON object: ``about``, the ``format`` and the ``sha256`` of all tensors and
-    of the other values in this object.
+    In the file, the entry ``fedflat`` of the metadata is a JSON object: the values of ``header``, the ``format``, and
+    the ``sha256`` of all tensors and of the other values in this object.
     """
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    header = json.loads(json.dumps({**about, "format": FORMAT}))  # the values that a reader will see
-    header["sha256"] = checksum(contiguous, header)
-    write_atomically(path, save(contiguous, {"fedflat": json.dumps(header)}))
+    stored = json.loads(json.dumps({**header, "format": FORMAT}))  # the values that a reader will see
+    stored["sha256"] = checksum(contiguous, stored)
+    write_atomically(path, save(contiguous, {"fedflat": json.dumps(stored)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors of a safetensors file and its description, which is empty if fedflat did not write the file.
+    """Read the tensors and the header of a safetensors file; the header is empty if fedflat did not write the file.
 
     Raises:
         DamagedFile: the file is incomplete, or its checksum does not match its content.

@@ -18,21 +18,13 @@ from torch import Tensor
 
 from fedflat.algorithms.algorithm import flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import CohortMeans
-from fedflat.engines.round.contract import (
-    Client,
-    Cost,
-    Engine,
-    GroupEngine,
-    Outcome,
-    uniform_weights,
-    weights_by_samples,
-)
+from fedflat.engines.round.aggregation import uniform_weights, weights_by_samples
+from fedflat.engines.round.contract import Client, Cost, Engine, GroupEngine, Outcome
 from fedflat.engines.round.plan import generator
 from fedflat.experiment.setup.timing import check_asynchronous, policy_of
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState, with_prefix
-from fedflat.experiment.timeline.synchronous import TimedTimeline
-from fedflat.experiment.timeline.timeline import ReadClient, TimelineSetup, TrainedRound
-from fedflat.timing import WAIT_SECONDS, Asynchronous, Flight, Schedule, ScheduleState, ServerUpdate
+from fedflat.experiment.timeline.timeline import ReadClient, TimedTimeline, TimelineSetup, TrainedRound
+from fedflat.timing import WAIT_SECONDS, ArrivalSimulation, Asynchronous, Flight, ServerUpdate, SimulationState
 
 
 @dataclass(frozen=True)
@@ -66,14 +58,14 @@ class ClientUpdates:
             server: the server that the clients started from.
             setup: what the timeline knows about the run.
         """
-        returned = outcome.returned
+        cohort_means = outcome.cohort_means
         tensors = {
-            "displacement": returned.displacement,
+            "displacement": cohort_means.displacement,
             "loss": outcome.loss,
-            **_absolute(flat_state(outcome.means), server, setup, 1.0),
+            **_absolute(flat_state(outcome.message_means), server, setup, 1.0),
         }
         if len(flights) > 1:
-            tensors |= {"uniform": returned.uniform, "direction": returned.direction}
+            tensors |= {"uniform": cohort_means.uniform, "direction": cohort_means.direction}
         else:
             assert outcome.lr_sums is not None
             tensors["lr_sum"] = outcome.lr_sums[0]
@@ -117,7 +109,7 @@ class AsynchronousTimeline(TimedTimeline):
         self._policy, self._clients = policy, len(setup.indices)
         fields = setup.algorithm.client_fields()
         self._has_client_state = setup.training.own_statistics or any(fields.values())
-        self._schedule = Schedule(
+        self._simulation = ArrivalSimulation(
             self.sampler.clients_per_round,
             policy.buffer_size,
             self._choose,
@@ -126,18 +118,19 @@ class AsynchronousTimeline(TimedTimeline):
             WAIT_SECONDS,
             setup.config.init_rounds,
         )
-        self._next: tuple[ScheduleState, ServerUpdate] | None = None  # the state before the next update, and the update
+        # The state before the next update, and the update.
+        self._next: tuple[SimulationState, ServerUpdate] | None = None
         self._pending: dict[Flight, ClientUpdates] = {}  # trained, not yet part of an update; each of one client
         self._starts: dict[int, Tensor] = {}  # what pending clients started from, by version, if models are mixed
         self._staleness = [0, 0]  # sum, and number of arrivals, since the last evaluation
 
     def _choose(self, draw: int, count: int, time: float, busy: set[int]) -> list[int]:
-        """Draw replacements for clients that have arrived; see ``Schedule``."""
+        """Draw replacements for clients that have arrived; see ``ArrivalSimulation``."""
         rng = generator(self.setup.config.seed, "replacements", draw)
         return self.clock.choose(rng, self._clients, count, time, busy)
 
     def _seconds(self, version: int, client: int, repetition: int) -> float:
-        """How long a client takes from start to arrival; see ``Schedule``."""
+        """How long a client takes from start to arrival; see ``ArrivalSimulation``."""
         setup, draws_as = self.setup, client + repetition * self._clients
         size = len(setup.indices[client])
         steps = setup.training.plan.unlimited_steps(setup.config.seed, version, draws_as, size)
@@ -146,8 +139,8 @@ class AsynchronousTimeline(TimedTimeline):
     def _peek(self) -> ServerUpdate:
         """The next update; the state before it stays available for checkpoints."""
         if self._next is None:
-            before = self._schedule.state.copy()
-            self._next = before, self._schedule.next_update()
+            before = self._simulation.state.copy()
+            self._next = before, self._simulation.next_update()
         return self._next[1]
 
     def upcoming(self, round: int) -> list[tuple[int, np.ndarray]]:
@@ -202,7 +195,7 @@ class AsynchronousTimeline(TimedTimeline):
                     continue
                 self._pending[group[0]] = replace(updates, outcome=None)  # frees the engine's tensors
                 if self._policy.mixes_models:
-                    self._starts[update.version] = outcome.returned.z
+                    self._starts[update.version] = outcome.cohort_means.z
         return together, list(trained.values())
 
     def _client(self, flight: Flight, trained: dict[int, Client], read_client: ReadClient) -> Client:
@@ -252,7 +245,7 @@ class AsynchronousTimeline(TimedTimeline):
             displacement = scales[0] * (model - z)
         directed = [p * weight for p, weight in zip(shares["uniform"], weights, strict=True)]
         directed = [weight / sum(directed) for weight in directed]
-        returned = CohortMeans(
+        cohort_means = CohortMeans(
             x=x,
             z=z,
             displacement=displacement,
@@ -277,8 +270,8 @@ class AsynchronousTimeline(TimedTimeline):
             integer_buffers = with_prefix(groups[0].tensors, "integers/")
         passes = [group.cost.backward_passes / sum(group.cost.backward_passes for group in groups) for group in groups]
         return Outcome(
-            returned=returned,
-            means=nested_state(means),
+            cohort_means=cohort_means,
+            message_means=nested_state(means),
             clients=clients,
             buffers=buffers,
             integer_buffers=integer_buffers,
@@ -294,7 +287,7 @@ class AsynchronousTimeline(TimedTimeline):
 
     def state(self) -> TimelineState:
         """Virtual time, the schedule, and what the clients in flight will send."""
-        before = self._next[0] if self._next else self._schedule.state
+        before = self._next[0] if self._next else self._simulation.state
         tensors = {f"start/{version}": z for version, z in self._starts.items()}
         pending = []
         for number, (flight, updates) in enumerate(self._pending.items()):
@@ -306,7 +299,7 @@ class AsynchronousTimeline(TimedTimeline):
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         super().restore(tensors, values)
-        self._schedule.state, self._next = ScheduleState.from_json(values["schedule"]), None
+        self._simulation.state, self._next = SimulationState.from_json(values["schedule"]), None
         self._staleness = list(values["staleness"])
         self._starts = {int(version): z for version, z in with_prefix(tensors, "start/").items()}
         self._pending = {}

@@ -1,4 +1,4 @@
-"""Timelines: who trains in each round, by default without virtual time."""
+"""The timeline of a run without virtual time, and the base class of those with virtual time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, Cost, Engine, Outcome, Training
+from fedflat.engines.round.plan import generator
+from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import sampler_of
-from fedflat.experiment.setup.timing import has_time, policy_of
+from fedflat.experiment.setup.timing import client_clock
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState
 
 ReadClient = Callable[[int], Client]
@@ -31,13 +33,13 @@ class TrainedRound(NamedTuple):
     """What they returned; None if the round made no progress because no update counts."""
     trained: list[Client]
     """All clients that have trained, with their new states."""
-    unused: Cost
-    """Cost of clients whose updates do not count: they have received the model in vain."""
+    wasted: Cost
+    """Cost of the clients that received the model, but whose updates do not count."""
 
 
 @dataclass(frozen=True)
 class TimelineSetup:
-    """What a timeline needs to know about a run.
+    """The parts of a run that its timeline reads.
 
     Attributes:
         config: the experiment.
@@ -58,7 +60,7 @@ class Timeline:
     """Decides who trains in each round: the clients that the sampler draws, without virtual time.
 
     Attributes:
-        setup: what it needs to know about the run.
+        setup: the parts of the run that it reads.
         sampler: draws cohorts.
         idle_rounds: number of rounds so far that made no progress.
         participants: numbers of the clients whose updates counted in the last round.
@@ -90,10 +92,10 @@ class Timeline:
     def _cohort(self, round: int) -> list[int]:
         """Sample the cohort of the next round, unless it is known already."""
         if self._sampled is None or self._sampled[0] != round:
-            self._sampled = round, self.counted(round)
+            self._sampled = round, self.choose_cohort(round)
         return self._sampled[1]
 
-    def counted(self, round: int) -> list[int]:
+    def choose_cohort(self, round: int) -> list[int]:
         """Numbers of the clients whose updates count in the next round, in ascending order."""
         return self.sample(round, self.sampler.clients_per_round, 0.0)
 
@@ -113,13 +115,39 @@ class Timeline:
         """Continue from the state in a checkpoint."""
 
 
-def timeline_for(setup: TimelineSetup) -> Timeline:
-    """Build the timeline of a run; raises a ``UserError`` if its clock or policy does not suit its other settings."""
-    if not has_time(setup.config):
-        return Timeline(setup)
-    # These modules import this one.
-    from fedflat.experiment.timeline.asynchronous import AsynchronousTimeline
-    from fedflat.experiment.timeline.synchronous import SynchronousTimeline
+class TimedTimeline(Timeline):
+    """Keeps virtual time.
 
-    is_asynchronous = policy_of(setup.config).is_asynchronous
-    return AsynchronousTimeline(setup) if is_asynchronous else SynchronousTimeline(setup)
+    Attributes:
+        clock: the clients' times.
+        seconds: virtual time at the end of the last round.
+    """
+
+    def __init__(self, setup: TimelineSetup) -> None:
+        """Start at virtual time 0; raises a ``UserError`` if a trace does not describe all clients."""
+        super().__init__(setup)
+        self.seconds = 0.0
+        self.clock = client_clock(setup.config, setup.algorithm, setup.problem)
+        self.clock.clock.check(len(setup.indices))
+        self._digests = self.clock.clock.digests()
+
+    def metrics(self) -> dict[str, Any]:
+        return {"virtual_seconds": self.seconds, "idle_rounds": self.idle_rounds}
+
+    def state(self) -> TimelineState:
+        values = {"seconds": self.seconds, "idle_rounds": self.idle_rounds, "traces": self._digests}
+        return TimelineState({}, values)
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Continue from the state in a checkpoint; raises a ``UserError`` if a trace has changed since."""
+        changed = [path for path, digest in self._digests.items() if values["traces"].get(path) != digest]
+        if changed:
+            raise UserError(f"the trace {changed[0]} has changed since the run began; restore it to resume the run")
+        self.seconds, self.idle_rounds = values["seconds"], values["idle_rounds"]
+
+    def sample(self, round: int, size: int, time: float) -> list[int]:
+        """Sample clients among those that are available; if all always are, as in a run without a clock."""
+        if self.clock.always_available:
+            return super().sample(round, size, time)
+        rng = generator(self.setup.config.seed, "cohort", round)
+        return self.clock.choose(rng, len(self.setup.indices), size, time, set())

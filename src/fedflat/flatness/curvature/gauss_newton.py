@@ -52,11 +52,11 @@ def factored_products(
     # J v by reverse mode: the derivative of J'u, which is linear in u, in the direction v.
     u = torch.zeros_like(output, requires_grad=True)
     pulled_back = torch.autograd.grad(output, parameters, u, create_graph=True, materialize_grads=True)
-    used = [index for index, tensor in enumerate(pulled_back) if tensor.requires_grad]
+    connected = [index for index, tensor in enumerate(pulled_back) if tensor.requires_grad]
     products: list[Sequence[Tensor]] = []
     for vector in vectors:
         (pushed,) = torch.autograd.grad(  # J v
-            [pulled_back[index] for index in used], u, [vector[index] for index in used], retain_graph=True
+            [pulled_back[index] for index in connected], u, [vector[index] for index in connected], retain_graph=True
         )
         if empirical_fisher:
             rows = slope.detach().flatten(1)  # r_j / n

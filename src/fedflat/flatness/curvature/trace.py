@@ -85,16 +85,16 @@ def _stretched_subspace(operator: Operator, count: int, seed: int, vectors: Tens
     Returns:
         The numbers v . H v of its orthonormal basis [count], and the known eigenvectors with this basis [k + count, P].
     """
-    known = torch.zeros(0, operator.size) if vectors is None else vectors
-    known = known.to(operator.device, operator.dtype)
-    count = min(count, operator.size - len(known))
+    eigenvectors = torch.zeros(0, operator.size) if vectors is None else vectors
+    eigenvectors = eigenvectors.to(operator.device, operator.dtype)
+    count = min(count, operator.size - len(eigenvectors))
     if not count:
-        return torch.zeros(0), known
+        return torch.zeros(0), eigenvectors
     sketch = operator(torch.stack([operator.rademacher(seed, "sketch", number) for number in range(count)]))
     for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
-        sketch = sketch - (sketch @ known.T) @ known
+        sketch = sketch - (sketch @ eigenvectors.T) @ eigenvectors
         sketch = torch.linalg.qr(sketch.T).Q.T
-    return (sketch * operator(sketch)).sum(1).double().cpu(), torch.cat([known, sketch])
+    return (sketch * operator(sketch)).sum(1).double().cpu(), torch.cat([eigenvectors, sketch])
 
 
 def check_draws(draws: int, estimator: str = "hutchinson") -> None:
