@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -260,5 +262,11 @@ def forbidden_character(text: str) -> str:
     """
     if "\0" in text:
         return "a NUL character"
-    # Python reads bytes of a command line that are not UTF-8 as surrogates, which no UTF-8 file can contain.
-    return "bytes that are not UTF-8" if any("\ud800" <= character <= "\udfff" for character in text) else ""
+    # Python reads bytes of a command line that it cannot decode as surrogates, which no UTF-8 file can contain.
+    if not any("\ud800" <= character <= "\udfff" for character in text):
+        return ""
+    try:
+        os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        return "bytes that are not UTF-8"
+    return f"characters that the locale's encoding, {sys.getfilesystemencoding()}, lacks (set PYTHONUTF8=1)"

@@ -316,11 +316,16 @@ def _normalised(piece: str, path_parameters: Mapping[str, Any]) -> str:
 
 
 def absolute_path(path: str | Path) -> Path:
-    """Make a path absolute, with the home directory for ``~``; an unknown one, as in ``~nobody``, stays as written."""
+    """Make a path absolute, with the home directory for ``~``."""
+    return expand_home(path).absolute()
+
+
+def expand_home(path: str | Path) -> Path:
+    """Replace ``~`` by the home directory; an unknown one, as in ``~nobody``, stays as written."""
     path = Path(path)
     with suppress(RuntimeError):
         path = path.expanduser()
-    return path.absolute()
+    return path
 
 
 def choices(spec: object, name: str) -> tuple[Value, ...]:

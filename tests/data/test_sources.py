@@ -289,3 +289,14 @@ def test_location_of_the_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert data_dir() == tmp_path / ".cache" / "fedflat" / "data"
+
+
+def test_users_without_a_home_directory_can_read_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", unknown_home)
+    for variable in ("FEDFLAT_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert load("digits").name == "digits"
+    assert data_dir("~ann/data") == Path("~ann/data")

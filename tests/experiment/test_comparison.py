@@ -28,6 +28,11 @@ def test_a_comparison_accepts_one_algorithm() -> None:
     assert comparison.table(0.05) == comparison.table([0.05]) and "rounds to 0.05" in comparison.table(0.05)[0]
 
 
+def test_results_of_single_runs_can_be_compared() -> None:
+    results = [fedflat.run(name, **(SMALL | {"rounds": 1})) for name in ("fedavg", "fedprox")]
+    assert [row["label"] for row in fedflat.Comparison(results).table()] == ["fedavg", "fedprox"]
+
+
 @pytest.mark.parametrize("seeds", ["2", [0.5], 2.0, None, 0, -1, [], [-1], ["1"], [0, np.int64(0)]], ids=repr)
 def test_invalid_seeds_are_refused_before_anything_is_written(seeds: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seeds="):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,13 @@ def test_inspecting_a_run_preserves_the_generator(tmp_path: Path) -> None:
 def test_checks_preserve_the_generator() -> None:
     assert is_kept(lambda: check_model(module(), (4,), 2))
     assert is_kept(lambda: run_rounds(fedflat.algorithm("fedavg"), Quadratics(clients=2), [[0, 1]]))
+
+
+def test_runs_in_threads_do_not_affect_each_other() -> None:
+    data = from_clients(clients())
+
+    def history(_: int) -> list[dict[str, Any]]:
+        return fedflat.run("fedavg", dataset=data, model="mlp(hidden=4)", **SETTINGS, seed=1, workers=1).history
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(other == history(0) for other in threads.map(history, range(12)))

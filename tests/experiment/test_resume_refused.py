@@ -274,3 +274,16 @@ def test_a_damaged_status_is_repaired(run: Path, whole: dict[str, bytes]) -> Non
     (run / "status.json").write_text("")
     fedflat.resume(run)
     assert contents(run) == whole and RunFolder(run).status()["status"] == "finished"
+
+
+def test_metrics_that_were_deleted_during_the_run_are_missed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    rounds = fedflat.rounds("fedavg", out=folder, **SETTINGS)
+    for number in range(1, 6):
+        if number == 4:
+            (folder / "metrics.jsonl").unlink()
+        next(rounds)
+    rounds.close()
+    for read in (load_record, fedflat.resume):
+        with pytest.raises(UserError, match=r"metrics.jsonl has lost lines: it begins at round 4, but .* round 0"):
+            read(folder)

@@ -48,6 +48,15 @@ def test_a_relative_path_is_shown_as_given_while_it_is_valid(elsewhere: Path) ->
     assert folder.path == Path("run")
 
 
+def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
+    for seed in range(2):
+        (tmp_path / f"runs/seed-{seed}").mkdir(parents=True)
+        (tmp_path / f"runs/seed-{seed}/config.yaml").touch()
+        expected = ("did you mean .*seed-0[?]", "choose one of its 2 runs, e.g. .*seed-0, or show all")[seed]
+        with pytest.raises(UserError, match=expected):
+            RunFolder(tmp_path / "runs").config()
+
+
 def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path) -> None:
     labels = np.arange(60) % 3
     np.savez("mine.npz", inputs=np.eye(3)[labels], targets=labels)

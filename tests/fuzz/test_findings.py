@@ -29,7 +29,7 @@ from fedflat.flatness.landscapes.grid import check_grid_size
 from fedflat.papers.results import read_results
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.page.page import write_report
-from fedflat.setting_names import SHORT_NAMES
+from fedflat.setting_names import SHORT_NAMES, forbidden_character
 from fedflat.yaml_text import load_yaml
 from tests.fuzz.workspace import STORED_RESULT, build
 
@@ -246,6 +246,13 @@ def test_results_with_another_protocol_are_refused(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
         read_results(tmp_path)
+
+
+def test_text_that_the_locale_cannot_decode_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsencode", lambda text: text.encode("ascii", "surrogateescape"))
+    as_ascii = "µ.npz".encode().decode("ascii", "surrogateescape")
+    assert "set PYTHONUTF8=1" in forbidden_character(as_ascii)
+    assert forbidden_character("\udcff") == "bytes that are not UTF-8"
 
 
 def test_words_of_settings_ignore_case() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import fedflat
 from fedflat.errors import UserError
-from fedflat.experiment.store.run_collection import save_order
+from fedflat.experiment.store.cleanup import find_runs
+from fedflat.experiment.store.run_collection import runs_below, save_order
 from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather, group_runs
@@ -26,6 +27,16 @@ def test_every_run_below_a_folder_is_found_once(compared):
     save_order(compared, [compared / "fedmoswa" / "seed-0"])  # a later comparison in the same folder
     (group,) = group_runs(gather([compared.parent]).records)
     assert [label for label, _, _ in group.rows] == ["fedmoswa", "fedsam", "fedavg"]
+
+
+def test_links_to_runs_are_followed_but_not_cleaned(compared, tmp_path):
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "run").symlink_to(compared / "fedavg" / "seed-0")
+    (links / "loop").symlink_to(links)
+    assert runs_below(links) == [links / "run"]
+    with pytest.raises(UserError, match="there are no runs"):
+        list(find_runs([links]))
 
 
 @pytest.mark.parametrize("missing", ["partition.json", "status.json"])

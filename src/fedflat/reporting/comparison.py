@@ -25,12 +25,18 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from fedflat.reporting.result import Result
+
 
 class Comparison:
-    """A comparison of several runs; those that differ only in their seed are averaged."""
+    """A comparison of several runs; those that differ only in their seed are averaged.
 
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.records = list(records)
+    Args:
+        records: the runs, as results or as records.
+    """
+
+    def __init__(self, records: Iterable[Record | Result]) -> None:
+        self.records = [getattr(each, "record", each) for each in records]
         if not self.records:
             raise UserError("no runs to compare")
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from fedflat.data.dataset import Dataset
 from fedflat.data.files.tree import Tree, open_tree
 from fedflat.errors import UserError
-from fedflat.text import changed, show
+from fedflat.text import changed, expand_home, show
 
 Content = TypeVar("Content")
 
@@ -300,10 +300,16 @@ def md5_of(path: Path) -> str:
 def data_dir(explicit: str | Path | None = None) -> Path:
     """Return ``explicit`` if given, else ``$FEDFLAT_DATA``, else ``fedflat/data`` under the user's cache directory."""
     chosen = explicit if explicit is not None else os.environ.get(DATA_DIR_VARIABLE)
-    return Path(chosen).expanduser() if chosen else user_cache() / "data"
+    return expand_home(chosen) if chosen else user_cache() / "data"
 
 
 def user_cache() -> Path:
-    """Return the ``fedflat`` folder in the user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``)."""
+    """Return the ``fedflat`` folder in the user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``).
+
+    A user without a home directory, as in some containers, gets a folder that cannot be created, like the user nobody.
+    """
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "fedflat"
+    try:
+        return (Path(cache) if cache else Path.home() / ".cache") / "fedflat"
+    except RuntimeError:
+        return Path("/nonexistent/.cache/fedflat")

@@ -28,7 +28,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Cost, Training
-from fedflat.engines.round.plan import generator, seed_torch
+from fedflat.engines.round.plan import exclusive_generator, generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.flatness.precision import at_own_precision
 
@@ -226,6 +226,7 @@ class StepGradient:
         return gradient
 
 
+@exclusive_generator()
 @at_own_precision
 def train_client(
     problem: Problem,
@@ -329,6 +330,7 @@ def begin_client(
     )
 
 
+@exclusive_generator()
 def write_full_gradient(
     problem: Problem,
     training: Training,

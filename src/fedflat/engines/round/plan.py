@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 P = ParamSpec("P")
 Rounds = Generator[int, None, None]
 """A generator that runs an experiment and yields the number of each finished round."""
+_GENERATOR_LOCK = threading.RLock()
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
@@ -39,6 +41,13 @@ def seed_torch(seed: int, purpose: str, round: int = 0, client: int = 0) -> None
         torch.cuda.manual_seed_all(number)
 
 
+@contextmanager
+def exclusive_generator() -> Iterator[None]:
+    """Let only this thread seed and use torch's global CPU generator, which runs in other threads share."""
+    with _GENERATOR_LOCK:
+        yield
+
+
 class RngStream:
     """A separate stream of random numbers: a state of torch's global CPU generator, which is in place while active."""
 
@@ -48,13 +57,15 @@ class RngStream:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make torch draw from this stream; the global generator's state is restored afterwards."""
-        outer = torch.get_rng_state()
-        torch.set_rng_state(self._state)
+        with exclusive_generator():
+            outer = torch.get_rng_state()
+            torch.set_rng_state(self._state)
         try:
             yield
         finally:
-            self._state = torch.get_rng_state()
-            torch.set_rng_state(outer)
+            with exclusive_generator():
+                self._state = torch.get_rng_state()
+                torch.set_rng_state(outer)
 
 
 def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:

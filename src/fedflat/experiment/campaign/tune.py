@@ -360,7 +360,7 @@ def evaluate_best(search: Search) -> dict[str, Any]:
     study = open_study(search)
     best = study.best()
     if best is None:
-        raise UserError(f"no trial in {search.out} finished with a score; see why with fedflat show {search.out}")
+        raise UserError(f"no trial in {search.out} has a score; read the errors above, or fedflat show {search.out}")
     number, score = best
     folders = [str(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
     trial = {"trial": number, "settings": search.values(study, number), "validation": score, "folders": folders}

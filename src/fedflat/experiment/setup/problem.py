@@ -24,7 +24,7 @@ from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
 from fedflat.engines.problem.token_model import adapt, check_tokens, takes_keywords, vocabulary_size
-from fedflat.engines.round.plan import generator, seed_torch
+from fedflat.engines.round.plan import exclusive_generator, generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
@@ -50,7 +50,7 @@ def build_network(
         model: a user-supplied network to copy instead of building ``config.model``.
     """
     parts = models.trained_parts(config.training.train)
-    with torch.random.fork_rng(devices=[]):
+    with exclusive_generator(), torch.random.fork_rng(devices=[]):
         seed_torch(config.seed, "weights")
         network = models.build(config.model, input_shape, outputs) if model is None else copy.deepcopy(model)
         _check_shapes(network, config.model)
@@ -261,7 +261,7 @@ def _check_model(problem: Problem, name: str) -> None:
     if not weights.isfinite().all():
         raise UserError(f"the initial weights of {name} contain infinite or NaN values; initialise the model again")
     try:
-        with torch.random.fork_rng(devices=[]):
+        with exclusive_generator(), torch.random.fork_rng(devices=[]):
             all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}
             output = problem.predict(weights, all_buffers, examples.inputs)
     except (RuntimeError, ValueError, IndexError) as error:

@@ -18,6 +18,7 @@ from fedflat.engines.round.contract import Cost, ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, describe_difference, parse_config
 from fedflat.experiment.store.client_states import RowStore
+from fedflat.experiment.store.content import check_first_round
 from fedflat.experiment.store.files import DamagedFile, explain_os_error, rename
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -322,6 +323,7 @@ def require_same_run(
             f"restore it, {folder.remedy}"
         )
     history = folder.metrics(needed)  # a killed run may have left damaged lines after the checkpoint
+    check_first_round(path, folder.config(), history, folder.remedy)
     last = history[-1] if history else {"round": -1}
     belongs = last["round"] <= header["rounds"]
     if last["round"] == header["rounds"]:

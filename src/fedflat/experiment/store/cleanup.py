@@ -53,11 +53,11 @@ class Removable:
 
 
 def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield every run folder at or below the given folders; each of them must contain a run."""
+    """Yield every run folder at or below the given folders, without links; each of them must contain a run."""
     for path in paths:
         if not path.is_dir():
             raise UserError(f"there is no folder {path}; expected a folder of runs, for example runs")
-        runs = [run for run in runs_below(path) if RunFolder(run).exists]
+        runs = [run for run in runs_below(path) if RunFolder(run).exists and (run == path or not run.is_symlink())]
         if not runs:
             raise UserError(f"there are no runs in {path}; expected a folder of runs, for example runs")
         yield from runs

@@ -94,6 +94,22 @@ def check_partition(path: Path, partition: Mapping[str, Any], config: Config, re
             )
 
 
+def check_first_round(path: Path, config: Config, history: Sequence[dict[str, Any]], remedy: str) -> None:
+    """Raise ``DamagedFile`` if the evaluations begin later than the run, as after deleting metrics.jsonl meanwhile.
+
+    Args:
+        path: the file.
+        config: the run's config.
+        history: the evaluations.
+        remedy: the end of the error message.
+    """
+    if history and history[0]["round"] > config.init_rounds:
+        raise DamagedFile(
+            f"{path} has lost lines: it begins at round {history[0]['round']}, but the run began at round "
+            f"{config.init_rounds}; restore it, {remedy}"
+        )
+
+
 def check_rounds(
     path: Path, config: Config, status: Mapping[str, Any], history: Sequence[dict[str, Any]], remedy: str
 ) -> None:
@@ -107,6 +123,7 @@ def check_rounds(
         remedy: the end of the error message.
     """
     last, limit = history[-1]["round"] if history else config.init_rounds, config.training.rounds
+    check_first_round(path / "metrics.jsonl", config, history, remedy)
     if last > limit or (history and history[0]["round"] < config.init_rounds):
         raise DamagedFile(
             f"{path / 'metrics.jsonl'} is of another run: it has round {max(last, history[0]['round'])}, but "

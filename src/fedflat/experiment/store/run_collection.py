@@ -42,7 +42,9 @@ def runs_below(folder: Path) -> list[Path]:
         names, name = orders[collection], run.relative_to(collection).as_posix()
         return collection, names.index(name) if name in names else len(names), run
 
-    return sorted((file.parent for file in folder.rglob("config.yaml")), key=sort_key)
+    # Folders that are links match only the star, so links to runs are found, but no folder is searched twice.
+    configs = {*folder.glob("config.yaml"), *folder.glob("**/*/config.yaml")}
+    return sorted((file.parent for file in configs), key=sort_key)
 
 
 def run_glob(folder: Path) -> str:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
-from fedflat.display import counted
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, parse_config
@@ -157,8 +156,10 @@ class RunFolder:
             hint = "list runs: fedflat show"
             # Two levels only: the user may have named a folder such as / by mistake.
             if configs := sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml")):
-                hint = f"choose one of its {counted(len(configs), 'run')}, e.g. {configs[0].parent}, or show all: "
+                hint = f"choose one of its {len(configs)} runs, e.g. {configs[0].parent}, or show all: "
                 hint += f"fedflat show {self.path}, in Python fedflat.Comparison.load('{self.path}')"
+                if len(configs) == 1:
+                    hint = f"did you mean {configs[0].parent}?"
             raise UserError(f"there is no run in {self.path}; expected a folder with a config.yaml ({hint})")
         try:
             return parse_config(read_yaml(self.path / "config.yaml"), is_stored=True)
