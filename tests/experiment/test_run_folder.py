@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from threading import Timer
@@ -14,7 +15,7 @@ import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.store import run_folder
-from fedflat.experiment.store.files import LOCK_FILE, Lock, LockedError, is_free, locked
+from fedflat.experiment.store.files import LOCK_FILE, Lock, LockedError, explain_os_error, is_free, locked
 from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
@@ -55,6 +56,11 @@ def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
         expected = ("did you mean .*seed-0[?]", "choose one of its 2 runs, e.g. .*seed-0, or show all")[seed]
         with pytest.raises(UserError, match=expected):
             RunFolder(tmp_path / "runs").config()
+
+
+def test_a_folder_without_permission_should_be_made_writable() -> None:
+    with pytest.raises(UserError, match="make it writable"), explain_os_error(Path("run")):
+        raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path) -> None:

@@ -36,7 +36,7 @@ class Comparison:
     """
 
     def __init__(self, records: Iterable[Record | Result]) -> None:
-        self.records: list[Record] = [getattr(each, "record", each) for each in records]
+        self.records: list[Record] = [each if isinstance(each, Record) else each.record for each in records]
         if not self.records:
             raise UserError("no runs to compare")
 

@@ -18,6 +18,7 @@ from fedflat.operating_system import BINARY, sync_folder
 from fedflat.yaml_text import load_yaml
 
 _ADVICE = {
+    "Permission denied": "make it writable, or choose another folder",
     "No space left on device": "free some space",
     "File too large": "raise the limit on file sizes (ulimit -f)",
 }
