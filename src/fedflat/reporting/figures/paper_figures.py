@@ -10,11 +10,14 @@ import numpy as np
 from fedflat.display import is_share
 from fedflat.reporting.figures.style import (
     LineStyle,
+    add_legend,
+    add_outer_legend,
     label_rounds,
     limit_to_late,
     marker_spacing,
     metric_label,
     open_frame,
+    scale_logarithmically,
 )
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
 
@@ -105,12 +108,14 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
             lw=1.5,
             label=f"{spectrum['label']}{description}",
         )
-    if all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"]):
-        axes.set_yscale("log")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    is_log = all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"])
+    if is_log:
+        scale_logarithmically(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("eigenvalues of the Hessian, largest first")
+    axes.set_ylabel("eigenvalue (log scale)" if is_log else "eigenvalue")
     _style(axes)
-    axes.legend(frameon=False, fontsize=8)
+    add_legend(axes, fontsize=8)
     return figure
 
 
@@ -136,7 +141,8 @@ def rise_figure(rises: Mapping[str, Sequence[Values]]) -> Figure:
         axes.set_title(kind, loc="left", fontsize=9.5)
         scale_rises(axes)
         _style(axes)
-        axes.legend(frameon=False, fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    add_outer_legend(figure, handles=handles, labels=labels, fontsize=8, ncols=2)
     return figure
 
 
@@ -176,7 +182,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
         label_rounds(axes, last_round)
     axes.set_ylabel(metric_label(metric))
     _style(axes)
-    axes.legend(frameon=False, fontsize=8)
+    add_legend(axes, fontsize=8)
     return figure
 
 
@@ -241,7 +247,7 @@ def _row_axes(labels: Sequence[str]) -> tuple[Figure, Axes]:
 
 def _style(axes: Axes) -> None:
     open_frame(axes)
-    axes.tick_params(labelsize=8.5)
+    axes.tick_params(which="both", labelsize=8.5)
 
 
 def _scale(metric: str) -> int:
