@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedflat.reporting.figures.clients import constants_picture, gap_picture
 from fedflat.reporting.figures.curves import curves, mark_targets
 from fedflat.reporting.figures.flatness_log import log_picture
 from fedflat.reporting.figures.landscapes import Panel, contours
+from fedflat.reporting.figures.paper_figures import curve_figure, rank_figure
 from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles
 
 
@@ -218,6 +220,34 @@ def test_figures_have_room_for_many_and_for_long_names() -> None:
     assert [name for name, figure in figures.items() if not is_readable(figure)] == []
     (axes,) = figures["constants"].axes
     assert any(label.get_text() for label in axes.get_yticklabels())  # also over many decades
+
+
+def test_labels_of_rows_leave_room_for_the_ranks() -> None:
+    lines = [{"label": LONG, "row": 0, "each": [1, 2], "mean": 1.5}] * 4
+    figure = rank_figure({"rows": [{"style": 0}], "ranks": {"lines": lines, "critical": None}})
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    labels = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert axes.get_window_extent().width > figure.bbox.width / 2 and min(box.x0 for box in labels) >= 0
+    assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(labels))
+    assert axes.xaxis.label.get_window_extent().x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("draw", ["comparison", "report"])
+def test_bands_are_inside_the_axis(draw: str) -> None:
+    mean, std = np.linspace(0.4, 0.7, 11), np.full(11, 0.2)
+    if draw == "comparison":
+        histories = [
+            [{"round": r, "test": {"server": {"accuracy": a + sign * 0.14}}} for r, a in enumerate(mean)]
+            for sign in (-1, 1)
+        ]
+        figure = curves([("fedavg", histories, "server")], "accuracy")
+    else:
+        curve = {"metrics": {"accuracy": {"mean": mean, "std": std}}, "over": {"round": np.arange(11)}}
+        rows = [{"number": 0, "label": "fedavg", "style": 0}]
+        section = {"metric": "accuracy", "lower_is_better": False, "rows": rows, "ranks": None, "curves": [curve]}
+        figure = curve_figure(section, "round")
+    assert figure.axes[0].get_ylim()[1] > 90
 
 
 def test_bars_with_the_same_colour_have_different_patterns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -33,7 +34,12 @@ def grouped_bars(
         means, spreads = zip(*(values[columns[place]] for place in places), strict=True)
         errors = [spread or 0.0 for spread in spreads] if any(spreads) else None
         repeat, colour = divmod(number, len(COLOURS))
-        look = {"color": COLOURS[colour], "hatch": HATCHES[repeat % len(HATCHES)], "edgecolor": "white", "lw": 0}
+        look: dict[str, Any] = {
+            "color": COLOURS[colour],
+            "hatch": HATCHES[repeat % len(HATCHES)],
+            "edgecolor": "white",
+            "lw": 0,
+        }
         axes.bar(offsets, means, width, yerr=errors, label=label, **look)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_ylabel(title)

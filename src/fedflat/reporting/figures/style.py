@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from zlib import crc32
 
 import numpy as np
@@ -247,8 +247,8 @@ def wrapped(name: str, characters: int) -> str:
 
 def add_outer_legend(figure: Figure, loc: str = "outside lower left", **options: Any) -> Legend:
     """Add a legend outside the panels, and enlarge the figure so that names of any length fit."""
-    style = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
-    legend = figure.legend(loc=loc, **style | options)
+    style: dict[str, Any] = {"loc": loc, "frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
+    legend: Legend = figure.legend(**style | options)
     box, (width, height) = legend.get_window_extent(), figure.get_size_inches()
     legend_width, legend_height = box.width / figure.dpi + LEGEND_MARGIN, box.height / figure.dpi + LEGEND_MARGIN
     if loc.startswith("outside right"):
@@ -264,7 +264,7 @@ def add_legend(axes: Axes, outside: str = "outside lower left", **options: Any) 
     box, panel = legend.get_window_extent(), axes.get_window_extent()
     if max(box.width / panel.width, box.height / panel.height) > MAX_LEGEND_SHARE:
         legend.remove()
-        add_outer_legend(axes.get_figure(root=True), **options | {"loc": outside})
+        add_outer_legend(cast("Figure", axes.figure), **options | {"loc": outside})
 
 
 def open_frame(axes: Axes, grid: float = 0.25) -> None:
