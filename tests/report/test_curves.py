@@ -94,8 +94,9 @@ def test_the_direction_of_a_metric_decides_which_values_are_visible() -> None:
         assert -1 < low < 0.1 and 0.3 < high < 1
 
 
-def test_the_legend_of_short_curves_does_not_cover_them() -> None:
-    points = [{"round": r, "test": {"server": {"accuracy": a}}} for r, a in enumerate([0.1, 0.5, 0.6, 0.7, 0.58, 0.8])]
+@pytest.mark.parametrize("values", [[0.1, 0.5, 0.6, 0.7, 0.58, 0.8], [0.1, *[0.5, 0.8] * 20]])
+def test_the_legend_does_not_cover_the_curves(values: list[float]) -> None:
+    points = [{"round": r, "test": {"server": {"accuracy": a}}} for r, a in enumerate(values)]
     figure = curves([("fedavg", [points], "server")], "accuracy")
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes

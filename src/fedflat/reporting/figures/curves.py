@@ -37,8 +37,6 @@ AXES = {
 HIDDEN_FRACTION = 0.15
 """Fraction of lines that may lie outside the visible range if there are more lines than colours."""
 TARGET_COLOUR = "#7d8a97"
-SHORT_CURVE = 10
-"""Curves with at most this many points may cross any corner, so their legend takes the best free place."""
 LEGEND_ROWS = 40
 """Maximum number of lines in one column of the legend."""
 
@@ -101,9 +99,7 @@ def curves(
         options |= {"fontsize": 8, "ncols": ceil(len(lines) / LEGEND_ROWS)}
         add_outer_legend(figure, "outside right center", handles=handles, **options)
     elif bands:
-        is_short = all(len(x) <= SHORT_CURVE for _, x, *_ in bands)
-        options["loc"] = "best" if is_short else "upper right" if lower_is_better else "lower right"
-        add_legend(axes, fontsize=9, **options)
+        add_legend(axes, loc="best", fontsize=9, **options)
     return figure
 
 
