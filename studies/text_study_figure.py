@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from fedflat.display import is_share
 from fedflat.papers.document import markdown
+from fedflat.reporting.figures.style import line_styles, marker_spacing, metric_label, scale_logarithmically
 from fedflat.reporting.tables.summary import compare_paired
 
 BASELINE = "fedavg"
 MEASURES = {"lambda_max": "λ_max", "trace": "trace", "sharpness": "sharpness, ρ = 0.05"}
-SCALES: dict[str, Any] = {"lambda_max": "log", "trace": "symlog", "sharpness": "linear"}
+SCALES: dict[str, Any] = {
+    "lambda_max": {"value": "log"},
+    "trace": {"value": "symlog", "linthresh": 10},
+    "sharpness": {"value": "linear"},
+}
 """Scales of the axes of measures; a trace may be negative."""
 CAPTION = """\
 Numbers are means ± standard deviations over seeds. Differences are paired by seed, with 95 % intervals (Student's t). ↓
@@ -110,25 +117,33 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     if not cells:
         return {}
     names = list(dict.fromkeys(name for algorithms in cells.values() for name in algorithms))
+    styles = line_styles(names)
     curves = Figure(figsize=(3.2 * len(cells), 3), layout="constrained")
     points = Figure(figsize=(3.2 * len(cells), 2.4 * len(MEASURES)), layout="constrained")
     panels = curves.subplots(1, len(cells), squeeze=False)[0]
     grid = points.subplots(len(MEASURES), len(cells), squeeze=False)
     for column, (setting, algorithms) in enumerate(cells.items()):
         panel, metric = panels[column], next(iter(next(iter(algorithms.values())).values()))["metric"]
+        scale = 100 if is_share(metric) else 1
         for name, by_seed in algorithms.items():
-            colour = f"C{names.index(name)}"
-            for number, run in enumerate(by_seed.values()):
-                panel.plot(run["round"], run["curve"], color=colour, lw=1, label=None if number else name)
+            for run in by_seed.values():
+                values = scale * np.array(run["curve"], dtype=float)
+                panel.plot(run["round"], values, **styles[name].line, lw=1, markevery=marker_spacing(len(values)))
                 for row, key in enumerate(MEASURES):
-                    if run.get(key) is not None:
-                        grid[row][column].plot(run[key], run["last"], "o", color=colour, ms=4)
-        panel.set(title=setting, xlabel="round", ylabel=metric)
+                    if run.get(key) is not None and run["last"] is not None:
+                        grid[row][column].plot(run[key], scale * run["last"], **styles[name].line)
+        label = metric_label(metric).removesuffix(" (lower is better)")  # too long for a panel
+        panel.set(title=setting, xlabel="communication round", ylabel=label)
         if metric == "perplexity":
-            panel.set_yscale("log")
-        for row, (key, label) in enumerate(MEASURES.items()):
-            grid[row][column].set(xlabel=label, ylabel=metric, title=setting if row == 0 else "", xscale=SCALES[key])
-    handles = [panels[0].plot([], [], color=f"C{number}")[0] for number in range(len(names))]
+            scale_logarithmically(panel)
+        for row, (key, measure) in enumerate(MEASURES.items()):
+            axes = grid[row][column]
+            axes.set(xlabel=measure, ylabel=label, title=setting if row == 0 else "")
+            axes.set_xscale(**SCALES[key])
+            if key == "trace":
+                axes.xaxis.get_major_locator().set_params(numticks=5)  # more labels would overlap
     for figure in (curves, points):
+        dashes = {} if figure is curves else {"ls": "none"}
+        handles = [Line2D([], [], **styles[name].line | dashes) for name in names]
         figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     return {"text-curves": curves, "text-flatness": points}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedflat.flatness.landscapes.grid import Landscape
+from fedflat.reporting.figures.bars import grouped_bars
+from fedflat.reporting.figures.clients import constants_picture, gap_picture
 from fedflat.reporting.figures.curves import curves, mark_targets
+from fedflat.reporting.figures.flatness_log import log_picture
+from fedflat.reporting.figures.landscapes import Panel, contours
+from fedflat.reporting.figures.paper_figures import curve_figure, rank_figure
 from fedflat.reporting.figures.style import COLOURS, late_limits, line_styles
 
 
@@ -87,8 +94,9 @@ def test_the_direction_of_a_metric_decides_which_values_are_visible() -> None:
         assert -1 < low < 0.1 and 0.3 < high < 1
 
 
-def test_the_legend_of_short_curves_does_not_cover_them() -> None:
-    points = [{"round": r, "test": {"server": {"accuracy": a}}} for r, a in enumerate([0.1, 0.5, 0.6, 0.7, 0.58, 0.8])]
+@pytest.mark.parametrize("values", [[0.1, 0.5, 0.6, 0.7, 0.58, 0.8], [0.1, *[0.5, 0.8] * 20]])
+def test_the_legend_does_not_cover_the_curves(values: list[float]) -> None:
+    points = [{"round": r, "test": {"server": {"accuracy": a}}} for r, a in enumerate(values)]
     figure = curves([("fedavg", [points], "server")], "accuracy")
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
@@ -173,3 +181,84 @@ def test_without_data_the_figure_is_empty() -> None:
         warnings.simplefilter("error")  # of matplotlib, about an empty legend
         for count in (1, 20):
             assert not curves([(str(i), [[]], "server") for i in range(count)], "accuracy").axes[0].lines
+
+
+def is_readable(figure: Figure) -> bool:
+    """Whether titles and legends lie inside the figure, and no legend covers most of a panel."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a legend that leaves no room for the panels only raises a warning
+        figure.draw_without_rendering()
+    panels = [axes.get_window_extent() for axes in figure.axes if axes.get_legend()]
+    legends = [axes.get_legend().get_window_extent() for axes in figure.axes if axes.get_legend()]
+    titles = [axes.title for axes in figure.axes if axes.get_title()] + figure.texts
+    boxes = [*legends, *(item.get_window_extent() for item in [*titles, *figure.legends])]
+    is_free = all(
+        legend.width < 0.8 * panel.width and legend.height < 0.8 * panel.height
+        for legend, panel in zip(legends, panels, strict=True)
+    )
+    whole = figure.bbox.padded(2)
+    return (
+        is_free
+        and all(whole.x0 <= box.x0 and whole.y0 <= box.y0 for box in boxes)
+        and all(box.x1 <= whole.x1 and box.y1 <= whole.y1 for box in boxes)
+    )
+
+
+LONG = "fedmoswa(rho=0.05,alpha=0.9,momentum=0.95,variant=released)+wima(window=20)+swa(start=0.75,every=5)"
+
+
+def test_figures_have_room_for_many_and_for_long_names() -> None:
+    names = [LONG, *(f"algorithm-{i}" for i in range(9))]
+    losses = [{"round": r, "train_loss": 1.0, "test_loss": 1.0 + r} for r in (0, 5)]
+    square = Landscape("around", ((-1.0, 0.0, 1.0),) * 2, {"train_loss": np.array([[2.0, 1.0, 2.0]] * 3)})
+    constants = {"lipschitz": 1e3, "smoothness": 1.0, "noise": 1e-9, "heterogeneity": 0.0}
+    figures = {
+        "curves": curves([(LONG, [history(0.5, 0.3)], "server")], "accuracy"),
+        "gap": gap_picture(dict.fromkeys(names, losses), "title"),
+        "constants": constants_picture([{"round": 0, "constants": constants}], f"{LONG}, seed 0"),
+        "contours": contours([Panel(name, square) for name in names[:2]]),
+    }
+    assert [name for name, figure in figures.items() if not is_readable(figure)] == []
+    (axes,) = figures["constants"].axes
+    assert any(label.get_text() for label in axes.get_yticklabels())  # also over many decades
+
+
+def test_labels_of_rows_leave_room_for_the_ranks() -> None:
+    lines = [{"label": LONG, "row": 0, "each": [1, 2], "mean": 1.5}] * 4
+    figure = rank_figure({"rows": [{"style": 0}], "ranks": {"lines": lines, "critical": None}})
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    labels = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert axes.get_window_extent().width > figure.bbox.width / 2 and min(box.x0 for box in labels) >= 0
+    assert all(upper.y0 >= lower.y1 for upper, lower in itertools.pairwise(labels))
+    assert axes.xaxis.label.get_window_extent().x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("draw", ["comparison", "report"])
+def test_bands_are_inside_the_axis(draw: str) -> None:
+    mean, std = np.linspace(0.4, 0.7, 11), np.full(11, 0.2)
+    if draw == "comparison":
+        histories = [
+            [{"round": r, "test": {"server": {"accuracy": a + sign * 0.14}}} for r, a in enumerate(mean)]
+            for sign in (-1, 1)
+        ]
+        figure = curves([("fedavg", histories, "server")], "accuracy")
+    else:
+        curve = {"metrics": {"accuracy": {"mean": mean, "std": std}}, "over": {"round": np.arange(11)}}
+        rows = [{"number": 0, "label": "fedavg", "style": 0}]
+        section = {"metric": "accuracy", "lower_is_better": False, "rows": rows, "ranks": None, "curves": [curve]}
+        figure = curve_figure(section, "round")
+    assert figure.axes[0].get_ylim()[1] > 90
+
+
+def test_bars_with_the_same_colour_have_different_patterns() -> None:
+    bars = grouped_bars(["a"], {str(row): {"a": (1.0, None)} for row in range(20)}, "accuracy").axes[0].patches
+    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in bars}) == 20
+
+
+def test_a_single_round_has_a_whole_number() -> None:
+    at_start = [("fedavg", [history(0.5)[:1]], "server")]
+    for figure in (curves(at_start, "accuracy"), log_picture({"fedavg": {"lambda_max": [(0, 1.0)]}})):
+        (axes,) = figure.axes
+        low, high = axes.get_xlim()
+        assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [0]

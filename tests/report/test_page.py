@@ -333,3 +333,23 @@ def test_many_runs_stay_usable(browser, clone, tmp_path):
     browser.find_elements("css selector", "table.results th")[2].click()
     assert words(browser, "table.results tbody tr td:first-child")[0].endswith("lr=0.2")
     assert browser.execute_script(OUTSIDE) == []
+
+
+def test_long_names_that_differ_at_the_end_can_be_distinguished(browser, compared, tmp_path):
+    document = report_document(gather([compared]), by="last")
+    name = f"fedmoswa({'parameter=1,' * 10})"
+    differences = document["sections"][0]["differences"]
+    for number, difference in enumerate(differences):
+        difference["label"] = f"{name}+average{number}"
+    page = tmp_path / "report.html"
+    page.write_text(report_page(document), encoding="utf-8")
+    show(browser, page, 1280)
+    scroll = "document.querySelector('[data-part=differences]').scrollIntoView()"
+    browser.execute_script(scroll)
+    read = "return [...document.querySelectorAll('[data-part=differences] svg text')].map(e => e.lastChild.data)"
+    deadline = time.monotonic() + scaled(10)
+    labels: list[str] = []
+    while not labels and time.monotonic() < deadline:
+        labels = [text for text in browser.execute_script(read) if text and "…" in text]
+    assert [text.endswith(f"+average{number}") for number, text in enumerate(labels)] == [True] * len(differences)
+    assert browser.execute_script(OUTSIDE) == []

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedflat.reporting.figures.style import COLOURS, open_frame
+from fedflat.reporting.figures.style import COLOURS, add_outer_legend, open_frame
 
 WIDTH = 0.85
 """Width of a group of bars; groups are one unit apart."""
+HATCHES = ("", "///", "...", "xxx")
+"""Patterns of bars: colours repeat after eight bars, with the next pattern."""
 
 
 def grouped_bars(
@@ -30,9 +33,16 @@ def grouped_bars(
         offsets = [place + (number + 0.5) * width - WIDTH / 2 for place in places]
         means, spreads = zip(*(values[columns[place]] for place in places), strict=True)
         errors = [spread or 0.0 for spread in spreads] if any(spreads) else None
-        axes.bar(offsets, means, width, yerr=errors, label=label, color=COLOURS[number % len(COLOURS)])
+        repeat, colour = divmod(number, len(COLOURS))
+        look: dict[str, Any] = {
+            "color": COLOURS[colour],
+            "hatch": HATCHES[repeat % len(HATCHES)],
+            "edgecolor": "white",
+            "lw": 0,
+        }
+        axes.bar(offsets, means, width, yerr=errors, label=label, **look)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_ylabel(title)
     open_frame(axes)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    add_outer_legend(figure, ncols=3)
     return figure

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from fedflat.display import is_share
 from fedflat.reporting.figures.style import (
     LineStyle,
+    add_outer_legend,
     evenly_spaced,
     line_styles,
     marker_spacing,
     open_frame,
+    scale_logarithmically,
     subplot_list,
+    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +34,8 @@ INK, QUIET, PALE = "#1f3b57", "#7d8a97", "#c3ccd5"
 LABEL: dict[str, Any] = {"fontsize": 9, "color": "#333333"}
 SHADES = "YlGnBu"
 """Light to dark, readable in greyscale."""
+TITLE_CHARACTERS = 9
+"""Characters of a figure's title per inch."""
 MAX_ROWS = 40
 """Maximum number of rows of a heat map whose cells are separated by lines."""
 
@@ -85,17 +91,18 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
     """
     figure = Figure(figsize=(10.4, 4.4), layout="constrained")
     loss_axes, gap_axes = figure.subplots(1, 2)
-    styles = line_styles(gaps)
+    has_held_out = any("unseen_loss" in entries[-1] for entries in gaps.values())  # clients that never train
+    styles, legend = line_styles(gaps), {}
     for name, entries in gaps.items():
         rounds = [entry["round"] for entry in entries]
         train, test = (np.array([entry[key] for entry in entries], float) for key in ("train_loss", "test_loss"))
         colour = styles[name].colour
         solid = {"color": colour, "lw": 1.8, "marker": styles[name].marker, "ms": 4}
         dashed = solid | {"lw": 1.4, "ls": (0, (4, 2)), "mfc": "white"}
-        loss_axes.plot(rounds, test, **solid, label=f"{name}, test")
+        legend[name] = loss_axes.plot(rounds, test, **solid, label=f"{name}, test")[0]
         loss_axes.plot(rounds, train, **dashed, label=f"{name}, training")
         gap_axes.plot(rounds, test - train, **solid, label=f"{name}, test minus training")
-        if "unseen_loss" in entries[-1]:  # on held-out clients, which never train
+        if has_held_out:
             held_out = np.array([entry["unseen_loss"] for entry in entries], float)
             dotted = solid | {"lw": 1.3, "ls": ":", "mfc": "white"}
             loss_axes.plot(rounds, held_out, **dotted, label=f"{name}, held-out clients")
@@ -103,9 +110,12 @@ def gap_picture(gaps: Mapping[str, Sequence[Entry]], title: str) -> Figure:
             gap_axes.plot(rounds, held_out - train, **dotted, label=label)
     _draw_zero(gap_axes)
     loss_axes.set_ylim(bottom=0)
-    for axes, label in ((loss_axes, "loss"), (gap_axes, "gap")):
+    for axes, label in ((loss_axes, "loss"), (gap_axes, "loss minus training loss")):
         _label_axes(axes, label)
-        axes.legend(frameon=False, fontsize=8.5)
+    # Models differ in colour and marker, losses in dashes.
+    losses = {"test": "-", "training": "--"} | ({"held-out clients": ":"} if has_held_out else {})
+    legend |= {loss: Line2D([], [], color=INK, ls=dashes) for loss, dashes in losses.items()}
+    add_outer_legend(figure, handles=list(legend.values()), labels=list(legend), ncols=4)
     _set_title(figure, title)
     return figure
 
@@ -127,7 +137,7 @@ def constants_picture(entries: Sequence[Entry], title: str) -> Figure:
     for name, (label, colour, style, marker) in lines.items():
         values = [entry["constants"][name] for entry in entries]
         axes.plot(rounds, values, color=colour, ls=style, marker=marker, ms=4.5, lw=1.6, label=label)
-    _set_log_scale(axes)
+    scale_logarithmically(axes, nonpositive="mask")
     _label_axes(axes)
     figure.legend(frameon=False, fontsize=8.5, loc="outside lower center", ncols=4)
     _set_title(figure, title)
@@ -218,7 +228,7 @@ def _draw_clients(
     x, y = tuple(medians), tuple(medians.values())
     axes.plot(x, y, **style.line, lw=2.0, label="median of the clients", zorder=3)
     if is_log:
-        _set_log_scale(axes)
+        scale_logarithmically(axes)
     else:
         _draw_zero(axes)
     _label_axes(axes, title=label)
@@ -265,15 +275,8 @@ def _draw_zero(axes: Axes) -> None:
 
 
 def _set_title(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
-
-
-def _set_log_scale(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with ticks at 1, 2 and 5."""
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    characters = int(TITLE_CHARACTERS * figure.get_figwidth())
+    figure.suptitle(wrapped(title, characters), x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
 def _label_axes(axes: Axes, label: str = "", title: str = "") -> None:
@@ -283,4 +286,4 @@ def _label_axes(axes: Axes, label: str = "", title: str = "") -> None:
     axes.set_title(title, loc="left", fontsize=10)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))  # a run may have a single round
     open_frame(axes, grid=0.2)
-    axes.tick_params(labelsize=8.5, colors="#444444")
+    axes.tick_params(which="both", labelsize=8.5, colors="#444444")

@@ -14,6 +14,8 @@ from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.figures.style import (
     COLOURS,
+    add_legend,
+    add_outer_legend,
     label_rounds,
     limit_to_late,
     line_styles,
@@ -35,8 +37,6 @@ AXES = {
 HIDDEN_FRACTION = 0.15
 """Fraction of lines that may lie outside the visible range if there are more lines than colours."""
 TARGET_COLOUR = "#7d8a97"
-SHORT_CURVE = 10
-"""Curves with at most this many points may cross any corner, so their legend takes the best free place."""
 LEGEND_ROWS = 40
 """Maximum number of lines in one column of the legend."""
 
@@ -62,11 +62,7 @@ def curves(
     if any(over not in entry for _, histories, _ in lines for history in histories for entry in history):
         raise UserError("some of these runs have no virtual time; set a clock, such as clock='lognormal'")
     has_many_lines = len(lines) > len(COLOURS)
-    legend_columns = ceil(len(lines) / LEGEND_ROWS)
-    size = (8.2, 4.8)
-    if has_many_lines:  # the legend moves from the axes to their right
-        size = (8.2 + 2.2 * legend_columns, max(4.8, 0.18 * ceil(len(lines) / legend_columns) + 0.4))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(8.2, 4.8), layout="constrained")
     axes = figure.subplots()
     scale, highest = (100, 100.0) if is_share(metric) else (1, np.inf)
     styles, bands = line_styles(label for label, _, _ in lines), []
@@ -89,22 +85,21 @@ def curves(
         axes.fill_between(x, lower, upper, where=is_visible, color=style.colour, alpha=0.15, lw=0)
     last_round = max((round(x[-1]) for _, x, *_ in bands), default=0)
     axes.set_xlabel(AXES[over] + note)
-    if over == "round" and last_round:
+    if over == "round" and bands:
         label_rounds(axes, last_round)
     axes.set_ylabel(metric_label(metric))
     open_frame(axes)
     has_bands = any(len(histories) > 1 for _, histories, _ in lines)
-    options: dict[str, Any] = {"frameon": False, "title_fontsize": 8}
+    options: dict[str, Any] = {"title_fontsize": 8, "alignment": "left"}
     explanations = ["mean over seeds, band: ± standard deviation"] if has_bands else []
     explanations.append("number: last value in per cent" if scale == 100 else "number: last value")
     options["title"] = "\n".join(explanations)
     if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
-        figure.legend(handles=handles, fontsize=8, loc="outside right center", ncols=legend_columns, **options)
+        options |= {"fontsize": 8, "ncols": ceil(len(lines) / LEGEND_ROWS)}
+        add_outer_legend(figure, "outside right center", handles=handles, **options)
     elif bands:
-        is_short = all(len(x) <= SHORT_CURVE for _, x, *_ in bands)
-        options["loc"] = "best" if is_short else "upper right" if lower_is_better else "lower right"
-        axes.legend(fontsize=9, **options)
+        add_legend(axes, loc="best", fontsize=9, **options)
     return figure
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 
 from fedflat.display import is_share, with_unit
 from fedflat.experiment.campaign.sweep_file import PLACEHOLDER
-from fedflat.reporting.figures.style import COLOURS, open_frame
+from fedflat.reporting.figures.style import COLOURS, add_outer_legend, open_frame
 
 COSTS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
 """The costs of a run, with their names in figures and tables."""
@@ -42,7 +42,8 @@ def discovery_figure(document: dict[str, Any]) -> Figure:
         axes.xaxis.set_major_formatter(EngFormatter())
         axes.set_ylabel(f"validation {with_unit(document['metric'])}")
         open_frame(axes)
-    fronts[0].legend(fontsize=8, frameon=False)
+    handles, labels = fronts[0].get_legend_handles_labels()
+    add_outer_legend(figure, handles=handles, labels=labels, ncols=4)
     return figure
 
 
@@ -55,7 +56,7 @@ def _draw_importance(axes: Any, rungs: list[dict[str, Any]]) -> None:
         positions = np.arange(len(names)) - number * height
         axes.barh(positions, shares, height, color=COLOURS[number % len(COLOURS)], label=f"{rung['rounds']} rounds")
     axes.set_yticks(range(len(names)), [name.rpartition(".")[2] for name in names])
-    missing = "fANOVA needs more candidates, varied slots, or scikit-learn"
+    missing = "fANOVA needs more candidates,\nvaried slots, or scikit-learn"
     axes.set_xlabel("share of the variance (fANOVA, %)" if rungs else missing)
     if rungs:
         axes.legend(fontsize=8, frameon=False)

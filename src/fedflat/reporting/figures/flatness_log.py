@@ -8,7 +8,15 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fedflat.errors import UserError
-from fedflat.reporting.figures.style import LineStyle, described_labels, line_styles, open_frame, subplot_list
+from fedflat.reporting.figures.style import (
+    LineStyle,
+    add_outer_legend,
+    described_labels,
+    line_styles,
+    open_frame,
+    scale_logarithmically,
+    subplot_list,
+)
 from fedflat.reporting.tables.summary import shown_range
 
 if TYPE_CHECKING:
@@ -168,15 +176,15 @@ def log_picture(
         if name == "lambda_max" and THRESHOLD in measured:
             title = f"{title} (dashed: {THRESHOLD})"
             if all(value > 0 for line in axes.lines for value in line.get_ydata()):
-                axes.set_yscale("log")  # the threshold can be far above the eigenvalues
+                scale_logarithmically(axes)  # the threshold can be far above the eigenvalues
         axes.set_title(title, loc="left", fontsize=9.5)
         axes.set_xlabel("communication round", fontsize=8.5, color="#333333")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        axes.tick_params(labelsize=8, colors="#444444")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))  # a log may have a single round
+        axes.tick_params(which="both", labelsize=8, colors="#444444")
         open_frame(axes, grid=0.2)
     labels, shared_description = described_labels(runs, descriptions or {})
     legend = {labels[label]: handles[label] for label in runs if label in handles}
-    options: dict[str, Any] = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
+    options: dict[str, Any] = {"handles": list(legend.values()), "labels": list(legend), "title": shared_description}
     options |= {"ncols": min(4, columns) if descriptions is None or shared_description else 1}
-    figure.legend(legend.values(), legend.keys(), loc="outside upper left", title=shared_description, **options)
+    add_outer_legend(figure, "outside upper left", **options)
     return figure

@@ -24,7 +24,7 @@ from fedflat.reporting.figures.landscape_scale import (
     shown_value,
     values_to_plot,
 )
-from fedflat.reporting.figures.style import described_labels, open_frame, subplot_list
+from fedflat.reporting.figures.style import add_outer_legend, described_labels, open_frame, subplot_list, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 INK, FAINT, ACCENT = "#22303c", "#6b7580", "#d1495b"
 PER_ROW = 4
+LONG_TITLE = 24
+"""Longer titles of panels, in characters, are smaller and have several lines."""
+TITLE_CHARACTERS, TITLE_ROW = 32, 0.32
+"""Characters in a line of a long title, and the space for a line in inches."""
 Position = Literal["outside lower left", "outside upper left"]
 COLOUR_MAP = LinearSegmentedColormap.from_list("basin", list(BASIN)).with_extremes(bad=NOT_FINITE)
 
@@ -98,9 +102,15 @@ def panel_axes(
     return figure, subplot_list(figure, count, columns, **options)
 
 
+def title_height(panels: Sequence[Panel]) -> float:
+    """Return the height of the further lines of the panels' titles in inches."""
+    return TITLE_ROW * max(wrapped(panel.title, TITLE_CHARACTERS).count("\n") for panel in panels)
+
+
 def add_titles(axes: Any, panel: Panel) -> None:
     """Write the title of a panel above it."""
-    axes.set_title(panel.title, fontsize=12.5, fontweight="bold", color=INK, pad=2 if axes.name == "3d" else 8)
+    title, size = wrapped(panel.title, TITLE_CHARACTERS), 12.5 if len(panel.title) <= LONG_TITLE else 9
+    axes.set_title(title, fontsize=size, fontweight="bold", color=INK, pad=2 if axes.name == "3d" else 8)
 
 
 def add_axis_titles(axes: Axes, landscape: Landscape, note: str, *, is_leftmost: bool) -> None:
@@ -151,14 +161,16 @@ def add_models(figure: Figure, landscape: Landscape, handles: Sequence[Artist], 
         handles: the mark of each model; its label is the name of the model, or starts with it.
         position: where to place the legend, e.g. ``outside lower left``.
     """
+    if not landscape.marks:
+        return
     descriptions = landscape.metadata.get("descriptions", {})
     names = [mark.name for mark in landscape.marks]
     labels, shared = described_labels(names, descriptions)
     texts = [
         str(handle.get_label()).replace(name, labels[name], 1) for name, handle in zip(names, handles, strict=True)
     ]
-    options: dict[str, Any] = {"frameon": False, "fontsize": 8, "labelcolor": INK, "alignment": "left"}
-    legend = figure.legend(handles, texts, loc=position, title=shared, title_fontsize=8, **options)
+    options: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "labelcolor": INK}
+    legend = add_outer_legend(figure, position, handles=handles, labels=texts, title=shared, **options)
     legend.get_title().set_color(INK)
 
 

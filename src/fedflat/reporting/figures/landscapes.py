@@ -31,6 +31,7 @@ from fedflat.reporting.figures.landscape_panels import (
     finite,
     panel_axes,
     style_axes,
+    title_height,
 )
 from fedflat.reporting.figures.landscape_panels import Panel as Panel  # part of the public API
 from fedflat.reporting.figures.landscape_scale import (
@@ -44,7 +45,7 @@ from fedflat.reporting.figures.landscape_scale import (
     shown_value,
     values_to_plot,
 )
-from fedflat.reporting.figures.style import LEGEND_ROW, LineStyle, line_styles, marker_spacing
+from fedflat.reporting.figures.style import LineStyle, add_legend, line_styles, marker_spacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +92,7 @@ def contours(
     line = common_line([panel.landscape for panel in panels], scale) if level is None else level
     if level is not None and not scale.low < level < scale.high:
         raise UserError(f"level={level:g} is outside the scale; expected {scale.low:.3g} to {scale.high:.3g}")
-    figure, grid = panel_axes(len(panels), width=3.15, height=3.6, has_shared_bar=True)
+    figure, grid = panel_axes(len(panels), width=3.15, height=3.6 + title_height(panels), has_shared_bar=True)
     styles = panel_styles(panels, styles)
     for index, (axes, panel) in enumerate(zip(grid, panels, strict=True)):
         draw_contours(axes, panel.landscape, scale, line)
@@ -181,8 +182,7 @@ def plane_picture(landscape: Landscape, values: Sequence[str] = (), title: str =
     width, height = (axis[-1] - axis[0] for axis in landscape.axes)
     ratio = width / height
     panel_width = 3.6 * min(max(ratio, 0.75), 1.5) + 0.9  # with a colour bar
-    height_of_legend = LEGEND_ROW * len(landscape.marks)
-    figure, grid = panel_axes(len(values), width=panel_width, height=3.9 + height_of_legend)
+    figure, grid = panel_axes(len(values), width=panel_width, height=3.9)
     styles = line_styles(mark.name for mark in landscape.marks)
     for axes, value in zip(grid, values, strict=True):
         scale = LandscapeScale.over([landscape], value)
@@ -216,7 +216,9 @@ def surfaces(
     scale, styles = common_scale(panels, value), panel_styles(panels, styles)
     projection = {"projection": "3d"}
     width = 4.6 if len(panels) == 1 and _is_plane(panels[0]) else 3.3  # wide enough for its legend
-    figure, grid = panel_axes(len(panels), width=width, height=3.4, has_shared_bar=True, subplot_kw=projection)
+    figure, grid = panel_axes(
+        len(panels), width=width, height=3.4 + title_height(panels), has_shared_bar=True, subplot_kw=projection
+    )
     for axes, panel in zip(grid, panels, strict=True):
         draw_surface(axes, panel.landscape, scale, styles, panel.title)
         add_titles(axes, panel)
@@ -288,7 +290,7 @@ def lines(panels: Sequence[Panel], value: str | None = None, title: str = "") ->
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(LINE_TITLES["around"], color=INK)
     axes.set_ylabel(shown_value(value), color=INK)
-    axes.legend(frameon=False, fontsize=9)
+    add_legend(axes, outside="outside upper left", fontsize=9)  # notes are below
     add_caption(figure, title, scale.omitted)
     return figure
 
@@ -303,7 +305,7 @@ def path_picture(landscape: Landscape, values: Sequence[str] = (), title: str = 
     """
     values = values or values_to_plot(landscape)
     check_dimensions([Panel("", landscape)], 1)
-    figure = Figure(figsize=(4.4 * len(values), 3.6 + 2 * LEGEND_ROW), layout="constrained")
+    figure = Figure(figsize=(4.4 * len(values), 3.6), layout="constrained")
     t, styles = np.array(landscape.axes[0]), line_styles(mark.name for mark in landscape.marks)
     for axes, value in zip(figure.subplots(1, len(values), squeeze=False)[0], values, strict=True):
         along_path = finite(grid_of(landscape, value))

@@ -10,11 +10,15 @@ import numpy as np
 from fedflat.display import is_share
 from fedflat.reporting.figures.style import (
     LineStyle,
+    add_legend,
+    add_outer_legend,
     label_rounds,
     limit_to_late,
     marker_spacing,
     metric_label,
     open_frame,
+    scale_logarithmically,
+    wrapped,
 )
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_LINES = 16
 """Maximum number of rows in a figure; the best are shown."""
+ROW_CHARACTERS = 30
+"""Characters in a line of a row's label."""
 
 Values = Mapping[str, Any]
 
@@ -105,12 +111,14 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
             lw=1.5,
             label=f"{spectrum['label']}{description}",
         )
-    if all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"]):
-        axes.set_yscale("log")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    is_log = all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"])
+    if is_log:
+        scale_logarithmically(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("eigenvalues of the Hessian, largest first")
+    axes.set_ylabel("eigenvalue (log scale)" if is_log else "eigenvalue")
     _style(axes)
-    axes.legend(frameon=False, fontsize=8)
+    add_legend(axes, fontsize=8)
     return figure
 
 
@@ -136,7 +144,8 @@ def rise_figure(rises: Mapping[str, Sequence[Values]]) -> Figure:
         axes.set_title(kind, loc="left", fontsize=9.5)
         scale_rises(axes)
         _style(axes)
-        axes.legend(frameon=False, fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    add_outer_legend(figure, handles=handles, labels=labels, fontsize=8, ncols=2)
     return figure
 
 
@@ -158,7 +167,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
 
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axes, metric = figure.subplots(), section["metric"]
-    scale, means, last_round = _scale(metric), [], 0
+    scale, bounds, last_round = _scale(metric), [], 0
     for number in _plotted_rows(section):
         curve = section["curves"][number]
         values = curve["metrics"].get(metric)
@@ -168,15 +177,16 @@ def curve_figure(section: Values, axis: str) -> Figure:
         mean, std = (scale * np.array(values[name], dtype=float) for name in ("mean", "std"))
         style, label = _style_of(section, number), section["rows"][number]["label"]
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.5, label=label)
-        axes.fill_between(x, mean - std, mean + std, color=style.colour, alpha=0.13, lw=0)
-        means.append(mean)
+        lower, upper = mean - std, np.minimum(mean + std, 100 if scale == 100 else np.inf)
+        axes.fill_between(x, lower, upper, color=style.colour, alpha=0.13, lw=0)
+        bounds += [lower, upper]
         last_round = max(last_round, round(x[-1]))
-    axes.set_xlabel(AXES[axis] + limit_to_late(axes, means, section["lower_is_better"]))
+    axes.set_xlabel(AXES[axis] + limit_to_late(axes, bounds, section["lower_is_better"]))
     if axis == "round" and last_round:
         label_rounds(axes, last_round)
     axes.set_ylabel(metric_label(metric))
     _style(axes)
-    axes.legend(frameon=False, fontsize=8)
+    add_legend(axes, fontsize=8)
     return figure
 
 
@@ -230,7 +240,9 @@ def _row_axes(labels: Sequence[str]) -> tuple[Figure, Axes]:
     """Create a figure in which row y, counted from the top, is labelled ``labels[y]``."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.2, 0.9 + 0.32 * max(3, len(labels))), layout="constrained")
+    labels = [wrapped(label, ROW_CHARACTERS) for label in labels]
+    row_height = 0.17 + 0.15 * max(label.count("\n") + 1 for label in labels)
+    figure = Figure(figsize=(6.2, 0.9 + row_height * max(3, len(labels))), layout="constrained")
     axes = figure.subplots()
     axes.set_yticks(range(len(labels)), labels, fontsize=9)
     axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -241,7 +253,7 @@ def _row_axes(labels: Sequence[str]) -> tuple[Figure, Axes]:
 
 def _style(axes: Axes) -> None:
     open_frame(axes)
-    axes.tick_params(labelsize=8.5)
+    axes.tick_params(which="both", labelsize=8.5)
 
 
 def _scale(metric: str) -> int:

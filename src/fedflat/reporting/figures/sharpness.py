@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from fedflat.reporting.figures.style import (
-    LEGEND_ROW,
+    add_outer_legend,
     described_labels,
     line_styles,
     open_frame,
@@ -42,7 +42,7 @@ def sharpness_picture(
     kinds = list(dict.fromkeys(kind for results in models.values() for kind, _ in results))
     styles = line_styles(models)
     labels, shared_description = described_labels(models, descriptions or {})
-    figure = Figure(figsize=(max(4.2 * len(kinds), 6.4), 3.6 + LEGEND_ROW * len(models)), layout="constrained")
+    figure = Figure(figsize=(max(4.2 * len(kinds), 6.4), 3.6), layout="constrained")
     for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
         for name, results in models.items():
             radii = sorted(radius for other_kind, radius in results if other_kind == kind)
@@ -51,8 +51,7 @@ def sharpness_picture(
         axes.set_title(kind, loc="left", fontsize=11)
         scale_rises(axes)
         open_frame(axes)
-    options: dict[str, Any] = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
-    figure.legend(handles=figure.axes[0].lines, loc="outside lower left", title=shared_description, **options)
+    add_outer_legend(figure, handles=figure.axes[0].lines, title=shared_description)
     return figure
 
 

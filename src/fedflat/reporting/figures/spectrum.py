@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from fedflat.flatness import Spectrum
 from fedflat.flatness.curvature.spectrum import MATRIX_NAMES
 from fedflat.reporting.figures.style import (
-    LEGEND_ROW,
     LineStyle,
+    add_outer_legend,
     described_labels,
     line_styles,
     marker_spacing,
@@ -40,7 +40,7 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
     labels, shared_description = described_labels(models, descriptions or {})
     styles = line_styles(models)
     with_density = {name for name, spectra in models.items() if all(spectrum.density for spectrum in spectra)}
-    figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4 + LEGEND_ROW * len(models)), layout="constrained")
+    figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4), layout="constrained")
     panels = figure.subplots(1, 2 if with_density else 1, squeeze=False)[0]
     highest_density, isolated_density = 0.0, float("inf")  # they determine the range of the density axis
     for name, spectra in models.items():
@@ -60,16 +60,14 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
     panels[0].set_title(shared_description, loc="left", fontsize=9.5)
     for axes in panels:
         open_frame(axes)
-    options: dict[str, Any] = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
-    # Below the panels, because descriptions may be wider than a panel.
-    figure.legend(handles=panels[0].lines[: len(models)], loc="outside lower left", title="lambda_max", **options)
+    add_outer_legend(figure, handles=panels[0].lines[: len(models)], title="lambda_max")
     return figure
 
 
 def _format_eigenvalue_axes(axes: Axes, matrix: str, is_log: bool) -> None:
     """Label and scale the axes of a matrix's eigenvalues: logarithmic with ``is_log``, otherwise with a line at 0."""
     axes.set_xlabel(f"eigenvalues of the {matrix}, largest first")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("eigenvalue (log scale)" if is_log else "eigenvalue")
     if not is_log:
         axes.axhline(0, color="#999999", lw=0.8)

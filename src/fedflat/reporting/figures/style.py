@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from zlib import crc32
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedflat.engines.problem.task import is_error
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b0508a", "#a67c00", "#3f9bd1", "#6f4aa0", "#4a4a4a")
 """Colours that colour-blind readers can distinguish (after Okabe and Ito); also in the style sheet of the report."""
@@ -26,8 +27,10 @@ MARKERS = "osD^vPX*"
 DASHES = ("-", "--", ":", "-.")
 FIXED = ("fedavg", "fedsam", "scaffold", "fedmoswa", "fedswa", "fedasam", "feddyn", "fedcm")
 """Algorithms that have the same colour and marker in every figure."""
-LEGEND_ROW = 0.2
-"""Height of a legend's row in inches."""
+MAX_LEGEND_SHARE = 0.7
+"""A legend that fills more of a panel's width or height stands outside the panel."""
+LEGEND_MARGIN = 0.2
+"""Space around a legend outside the panels, in inches."""
 MARKS_PER_LINE = 8
 """Number of markers along a curve."""
 EARLY_FRACTION = 1 / 3
@@ -226,6 +229,42 @@ def scale_logarithmically(axes: Axes, nonpositive: Literal["clip", "mask"] = "cl
     axes.yaxis.set_minor_locator(LogLocator(subs=range(2, 10)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in labelled else ""))
+
+
+def wrapped(name: str, characters: int) -> str:
+    """Break a name into lines of about this length, after commas and spaces and before plus signs.
+
+    >>> wrapped("fedprox(mu=0.1,nesterov=true)+swa", 20)
+    'fedprox(mu=0.1,\\nnesterov=true)+swa'
+    """
+    lines = [""]
+    for part in re.split(r"(?<=[, ])|(?=\+)", name):
+        if lines[-1] and len(lines[-1] + part) > characters:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def add_outer_legend(figure: Figure, loc: str = "outside lower left", **options: Any) -> Legend:
+    """Add a legend outside the panels, and enlarge the figure so that names of any length fit."""
+    style: dict[str, Any] = {"loc": loc, "frameon": False, "fontsize": 9, "title_fontsize": 9, "alignment": "left"}
+    legend: Legend = figure.legend(**style | options)
+    box, (width, height) = legend.get_window_extent(), figure.get_size_inches()
+    legend_width, legend_height = box.width / figure.dpi + LEGEND_MARGIN, box.height / figure.dpi + LEGEND_MARGIN
+    if loc.startswith("outside right"):
+        figure.set_size_inches(width + legend_width, max(height, legend_height))
+    else:
+        figure.set_size_inches(max(width, legend_width), height + legend_height)
+    return legend
+
+
+def add_legend(axes: Axes, outside: str = "outside lower left", **options: Any) -> None:
+    """Add a legend inside a figure's only panel, or at ``outside`` if it would cover too much of the panel."""
+    legend = axes.legend(**{"frameon": False} | options)
+    box, panel = legend.get_window_extent(), axes.get_window_extent()
+    if max(box.width / panel.width, box.height / panel.height) > MAX_LEGEND_SHARE:
+        legend.remove()
+        add_outer_legend(cast("Figure", axes.figure), **options | {"loc": outside})
 
 
 def open_frame(axes: Axes, grid: float = 0.25) -> None:

@@ -64,11 +64,12 @@ function short(value) {
 const trim = (value) => String(Number(value.toPrecision(4)));
 
 function cut(text, element, width) {
-  // Labels that do not fit end in an ellipsis; the tooltip shows the full text.
+  // Labels that do not fit lose their middle, because names often differ at the end; the tooltip shows the full text.
   node("title", {}, element, text);
   const words = document.createTextNode(text);
   element.appendChild(words);
-  for (let n = text.length; n > 1 && element.getComputedTextLength() > width; n--) words.data = text.slice(0, n - 1) + "…";
+  for (let n = text.length - 1; n > 1 && element.getComputedTextLength() > width; n--)
+    words.data = text.slice(0, Math.ceil(n / 2)) + "…" + text.slice(-Math.floor(n / 2));
 }
 
 // --- lines over an axis ---------------------------------------------------------------------------------------------------------
