@@ -56,7 +56,7 @@ def _draw_importance(axes: Any, rungs: list[dict[str, Any]]) -> None:
         positions = np.arange(len(names)) - number * height
         axes.barh(positions, shares, height, color=COLOURS[number % len(COLOURS)], label=f"{rung['rounds']} rounds")
     axes.set_yticks(range(len(names)), [name.rpartition(".")[2] for name in names])
-    missing = "fANOVA needs more candidates,\nvaried slots, or scikit-learn"
+    missing = "fANOVA needs\nmore candidates, varied slots, or scikit-learn"
     axes.set_xlabel("share of the variance (fANOVA, %)" if rungs else missing)
     if rungs:
         axes.legend(fontsize=8, frameon=False)
