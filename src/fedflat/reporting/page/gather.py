@@ -29,7 +29,7 @@ IRRELEVANT_SETTINGS = frozenset(
     {"algorithm", "seed", "data.dir", "evaluation.save_every"}
     | {f"engine.{name}" for name in ("name", "lanes", "compile", "workers", "device", "checkpoint_every")}
 )
-"""Settings that do not affect results (nor does ``flatness``), and algorithm and seed, which reports list separately."""
+"""Settings that, like ``flatness``, do not affect results, and algorithm and seed, which reports list separately."""
 
 
 @dataclass(frozen=True)
