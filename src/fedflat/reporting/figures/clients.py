@@ -198,7 +198,7 @@ def _values_by_client(entry: Entry, path: Sequence[str]) -> dict[int, float]:
     """
     values: Any = entry
     for key in path:
-        values = values.get(key) or {}
+        values = values.get(key, {})
     pairs = values.items() if isinstance(values, Mapping) else zip(entry["clients"], values, strict=True)
     return {int(client): value for client, value in pairs if value is not None}
 
