@@ -13,7 +13,8 @@ from fedflat import data, models
 from fedflat.data.augmentations import Mixup
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.plan import Plan, seed_torch
+from fedflat.engines.round.plan import Plan
+from fedflat.randomness import seed_torch
 
 SMALL: dict[str, Any] = {
     "rounds": 2,

@@ -125,7 +125,11 @@ def test_float32_agrees_with_the_loop(text: str) -> None:
     "federation", [{"policy": "fedbuff(buffer=4)"}, {"clock": "lognormal(1)", "policy": "fedbuff(3)"}]
 )
 def test_asynchronous_runs_agree_with_the_loop(text: str, federation: dict[str, str]) -> None:
-    """Also with clients that train in several groups; without latency, a buffer of cohort size is synchronous."""
+    """Also with clients that train in several groups; without latency, a buffer of cohort size is synchronous.
+
+    The GPU sums in varying order. With SAM, a ReLU whose input is almost zero can then switch, and the results of equal
+    runs differ by 3e-5, as they do on the CPU after a change of the initial weights by rounding.
+    """
     data, models = RandomImages(size=1000).dataset(), []
     for device, changed in (("cpu", federation), ("cuda", federation), ("cuda", {})):
         base = experiment(text, LOOP if device == "cpu" else LANES, model="lenet5")
@@ -136,7 +140,7 @@ def test_asynchronous_runs_agree_with_the_loop(text: str, federation: dict[str, 
         models.append(Run(base.model_copy(update=settings), data=data).execute().models["server"].weights.cpu())
     loop, lanes, synchronous = models
     assert (loop - lanes).norm() < 1e-3 * loop.norm()
-    assert ((lanes - synchronous).norm() < 1e-5 * lanes.norm()) == ("clock" not in federation)
+    assert ((lanes - synchronous).norm() < 2e-4 * lanes.norm()) == ("clock" not in federation)
 
 
 def test_a_compiled_step_agrees_with_the_loop() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedflat.engines.round.plan import Plan, Sampler, generator
+from fedflat.engines.round.plan import Plan, Sampler
+from fedflat.randomness import generator
 
 seeds, few = st.integers(0, 2**32), st.integers(0, 1000)
 

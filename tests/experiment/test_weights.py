@@ -12,6 +12,7 @@ from torch import nn
 import fedflat
 from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.setup.weights import first_mismatch, load_tensors, load_weights
 
 SMALL = {"rounds": 2, "local_steps": 2, "workers": 1, "device": "cpu", "partition": "iid"}
@@ -131,6 +132,15 @@ def test_frozen_and_tied_parameters_may_be_missing():
     tied[1].weight = tied[0].weight
     once = dict(tied.named_parameters())
     assert first_mismatch(tied, once) == "" and first_mismatch(tied, {**once, "0.weight": torch.zeros(3)}) != ""
+
+
+def test_short_memory_does_not_count_as_a_wrong_model():
+    class Large(nn.Linear):
+        def forward(self, input):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        build_problem(make_config(None, SMALL | {"model": "custom:Large"}), model=Large(64, 10))
 
 
 @pytest.mark.parametrize(

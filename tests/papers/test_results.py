@@ -152,6 +152,7 @@ def test_entries_are_chosen_by_paper_dataset_and_method():
         (1.0, [-1.0, 2.0, 1.0], "Undecided"),
         (1.0, [2.0], "One seed points in the claimed direction"),
         (1.0, [-2.0], "One seed points in the opposite direction"),
+        (4.1, [0.02], "One seed shows no difference"),
     ],
 )
 def test_claims_are_judged_by_the_interval(claimed, differences, verdict):

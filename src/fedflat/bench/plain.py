@@ -20,10 +20,10 @@ from fedflat.bench.setting import plan_of, sampler_of
 from fedflat.data import Dataset, Partition
 from fedflat.data.batches import move_examples
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.plan import generator
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.flatness.precision import allow_tf32, at_own_precision
+from fedflat.randomness import generator
 
 StateDict = dict[str, Tensor]
 LOSS_EXAMPLES = 1000

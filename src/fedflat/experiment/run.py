@@ -17,7 +17,6 @@ from fedflat.algorithms import algorithm
 from fedflat.data import Dataset
 from fedflat.engines.problem.task import Task, finite_or_none, lower_is_better
 from fedflat.engines.round.contract import Client, Cost, Engine, ModelState
-from fedflat.engines.round.plan import isolated_rng
 from fedflat.engines.round.server_step import server_step
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.observer import Observer
@@ -58,6 +57,7 @@ from fedflat.experiment.store.run_folder import (
 )
 from fedflat.experiment.timeline import TimelineSetup, timeline_for
 from fedflat.operating_system import peak_memory
+from fedflat.randomness import isolated_rng
 
 
 class Run:

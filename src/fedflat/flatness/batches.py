@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, overload
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError
+from fedflat.randomness import generator
 
 Inputs = Any
 """A tensor, a tuple of tensors (positional arguments of the model) or a mapping (keyword arguments)."""
@@ -119,11 +119,6 @@ def draw_positions(count: int, size: int, seed: int) -> Tensor:
     if not 1 <= size <= count:
         raise UserError(f"cannot draw {size} examples; expected 1 to {count}, the number of examples")
     return torch.from_numpy(np.sort(generator(seed, "subset").choice(count, size, replace=False)))
-
-
-def generator(seed: int, purpose: str, number: int = 0) -> np.random.Generator:
-    """Return a random generator determined by the seed, the purpose and a number."""
-    return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), number]))
 
 
 def normal(like: Tensor, seed: int, purpose: str, number: int = 0) -> Tensor:

@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.batches import generator, normal, select_examples
+from fedflat.flatness.batches import normal, select_examples
 from fedflat.flatness.estimate import Estimate, estimate
 from fedflat.flatness.objective import Objective
+from fedflat.randomness import generator
 
 KINDS = ("sam", "asam", "average")
 SCOPES = ("weight", "all")

@@ -88,6 +88,8 @@ def claim_verdict(claimed: float, measured: PairedDifference | None) -> str:
         return ""
     is_same_direction = measured.mean * claimed > 0
     if measured.t_interval is None:
+        if round(measured.mean, 1) == 0:
+            return "One seed shows no difference."
         direction = "the claimed" if is_same_direction else "the opposite"
         return f"One seed points in {direction} direction, which is not statistical evidence."
     low, high = measured.t_interval

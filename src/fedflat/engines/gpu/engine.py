@@ -23,9 +23,9 @@ from fedflat.engines.problem.task import Totals
 from fedflat.engines.round.client import ClientReport, CohortBuffers, write_full_gradient
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
-from fedflat.engines.round.plan import seed_torch
 from fedflat.errors import UserError
 from fedflat.flatness.precision import tf32_allowed
+from fedflat.randomness import seed_torch
 
 MOST_LANES = 16
 """Largest number of lanes: more streams do not help, because the GPU is fully used."""

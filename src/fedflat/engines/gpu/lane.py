@@ -22,8 +22,8 @@ from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client import ClientReport, CohortBuffers, begin_client, full_gradient
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Cost, Training
-from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
+from fedflat.randomness import generator
 
 WARM_UPS = 2
 """Uncaptured calls before a capture, in which libraries allocate memory and select kernels."""

@@ -28,9 +28,9 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
 from fedflat.engines.round.contract import Client, Cost, Training
-from fedflat.engines.round.plan import exclusive_generator, generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.flatness.precision import at_own_precision
+from fedflat.randomness import exclusive_generator, generator, seed_torch
 
 BATCH_TOO_SMALL = "Expected more than 1 value per channel"
 """torch's error for a batch that BatchNorm cannot normalise."""

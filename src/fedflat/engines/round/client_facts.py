@@ -13,7 +13,7 @@ from fedflat.algorithms.state import State
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Cost, Training
-from fedflat.engines.round.plan import generator, seed_torch
+from fedflat.randomness import generator, seed_torch
 
 _HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
 """Targets of the training examples of each problem in the host's memory, which can be read without waiting for a GPU.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedflat.engines.round.client import CohortBuffers
 from fedflat.engines.round.contract import Training
-from fedflat.engines.round.plan import generator
+from fedflat.randomness import generator
 
 
 def protect_rows(training: Training, round: int, cohort_buffers: CohortBuffers, clients: Sequence[int]) -> None:

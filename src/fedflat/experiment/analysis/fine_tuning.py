@@ -13,10 +13,11 @@ from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.contract import Client, ModelState, Training
-from fedflat.engines.round.plan import Plan, generator
+from fedflat.engines.round.plan import Plan
 from fedflat.engines.round.server_step import server_step
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
+from fedflat.randomness import generator
 
 
 @dataclass(frozen=True)

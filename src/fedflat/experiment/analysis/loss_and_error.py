@@ -14,10 +14,10 @@ from fedflat.display import is_share
 from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Totals
-from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.scoring import take_on_device
 from fedflat.flatness.landscapes.grid import Model
+from fedflat.randomness import generator
 
 Statistics = Literal["interpolated", "estimated"]
 GPU_BATCH = 2500

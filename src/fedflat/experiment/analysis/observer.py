@@ -23,7 +23,6 @@ from fedflat.engines.cpu.engine import one_thread
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import finite_or_none
 from fedflat.engines.round.contract import Client, ModelState, Outcome
-from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements, measure_cohort
 from fedflat.experiment.analysis.model_measures import MAX_PRODUCTS, MODEL_MEASURES, RHO, TOLERANCE
@@ -37,6 +36,7 @@ from fedflat.flatness.clients import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.theory import Constants, GradientSpread, heterogeneity
+from fedflat.randomness import generator
 from fedflat.setting_names import parse_measurements
 
 MAX_BATCH = 500

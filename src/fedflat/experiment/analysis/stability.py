@@ -18,12 +18,12 @@ from fedflat.data.batches import move_examples
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task, finite_or_none
 from fedflat.engines.round.contract import ModelState
-from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.analysis.replay import Replay, check_client
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import build_problem, load_data
+from fedflat.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.sweep_file import Halving, SearchRange, Space, Tune, Values
+from fedflat.randomness import generator
 from fedflat.text import write_value
 
 if TYPE_CHECKING:

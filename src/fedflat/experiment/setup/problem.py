@@ -24,12 +24,12 @@ from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
 from fedflat.engines.problem.token_model import adapt, check_tokens, takes_keywords, vocabulary_size
-from fedflat.engines.round.plan import exclusive_generator, generator, seed_torch
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.experiment.stopping import check_target
 from fedflat.flatness.precision import gpu_has_tf32
+from fedflat.randomness import exclusive_generator, generator, seed_torch
 from fedflat.timing.policies import policy_spec
 
 MAX_PIXELS = 2**23
@@ -264,6 +264,8 @@ def _check_model(problem: Problem, name: str) -> None:
         with exclusive_generator(), torch.random.fork_rng(devices=[]):
             all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}
             output = problem.predict(weights, all_buffers, examples.inputs)
+    except torch.OutOfMemoryError:
+        raise  # the model may fit the data
     except (RuntimeError, ValueError, IndexError) as error:
         dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(

@@ -20,10 +20,10 @@ from fedflat.algorithms.algorithm import flat_fields, flat_state, nested_state
 from fedflat.algorithms.slot import CohortMeans
 from fedflat.engines.round.aggregation import uniform_weights, weights_by_samples
 from fedflat.engines.round.contract import Client, Cost, Engine, GroupEngine, Outcome
-from fedflat.engines.round.plan import generator
 from fedflat.experiment.setup.timing import check_asynchronous, policy_of
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState, with_prefix
 from fedflat.experiment.timeline.timeline import ReadClient, TimedTimeline, TimelineSetup, TrainedRound
+from fedflat.randomness import generator
 from fedflat.timing import WAIT_SECONDS, ArrivalSimulation, Asynchronous, Flight, ServerUpdate, SimulationState
 
 

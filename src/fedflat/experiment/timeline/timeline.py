@@ -13,12 +13,12 @@ from torch import Tensor
 from fedflat.algorithms import Algorithm
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Client, Cost, Engine, Outcome, Training
-from fedflat.engines.round.plan import generator
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import sampler_of
 from fedflat.experiment.setup.timing import client_clock
 from fedflat.experiment.store.checkpoint import ServerState, TimelineState
+from fedflat.randomness import generator
 
 ReadClient = Callable[[int], Client]
 """Returns a client with its examples and state, given its number."""

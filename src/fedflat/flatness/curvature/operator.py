@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.batches import generator
 from fedflat.flatness.objective import Objective
+from fedflat.randomness import generator
 
 MATRICES = ("hessian", "gauss-newton", "empirical-fisher")
 """Matrices that describe the curvature of a loss."""

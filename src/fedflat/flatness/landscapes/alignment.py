@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.batches import generator
 from fedflat.flatness.landscapes.points import require_same_shapes
 from fedflat.models.layout import Layout
+from fedflat.randomness import generator
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMALISED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

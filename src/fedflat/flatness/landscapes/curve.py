@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
-from fedflat.flatness.batches import batch_sizes, generator
+from fedflat.flatness.batches import batch_sizes
 from fedflat.flatness.landscapes.grid import Landscape
 from fedflat.flatness.landscapes.path import bezier_point, path_landscape
 from fedflat.flatness.landscapes.points import loss_of, models_of
 from fedflat.flatness.objective import Objective
+from fedflat.randomness import generator
 
 LEARNING_RATE = 0.01
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
