@@ -149,7 +149,7 @@ class Campaign:
         """
         finished = self.finished()
         done = {job.name for job, _ in finished}
-        failed = {job.protocol_hash for job, result in finished if not has_learned(result)}
+        failed = {job.protocol_hash for job, result in finished if not result.has_learned}
         alone: dict[str, float] = {}
         for job, result in finished:
             if not result.cost.note:
@@ -220,12 +220,6 @@ class Campaign:
         missing = self.missing()
         lines = [f"{seconds:7.0f}  {job.name}" for job, seconds in missing]
         return "\n".join([f"{len(missing)} of {len(self.jobs)} runs are missing. Seconds and name, in order:", *lines])
-
-
-def has_learned(result: StoredResult) -> bool:
-    """Whether a run did not diverge and at some point doubled its initial metric."""
-    curve = [value for value in result.curve["server"] if value is not None]
-    return result.status != "diverged" and bool(max(curve) >= 2 * curve[0])
 
 
 def work_in_processes(options: argparse.Namespace, words: Sequence[str]) -> None:

@@ -27,8 +27,8 @@ from fedflat.engines.ray.messages import DispatchedClient
 from fedflat.engines.ray.results import CohortResults, RoundContext, most_common_state, outcomes_from_rows
 from fedflat.engines.ray.scheduling import WorkItem
 from fedflat.engines.ray.worker import Worker
-from fedflat.engines.round.client import GradientCost, state_from_arrays, state_to_arrays
-from fedflat.engines.round.contract import Client, ModelState, Outcome, RemoteState, Training
+from fedflat.engines.round.cohort_buffers import state_from_arrays, state_to_arrays
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, RemoteState, Training
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.make_config import make_config
 from fedflat.experiment.setup.engine import ray_engine
@@ -69,7 +69,7 @@ class ActorPoolEngine(RayEngine):
     """The prototype, on the actors of an ``ActorPool``; builds its broadcast and buffers as the Ray engine does."""
 
     def __init__(self, engine: RayEngine, actors: list[Any]) -> None:
-        self.problem, self.buffers, self._training = engine.problem, None, None
+        self.problem, self.cohort_buffers, self._training = engine.problem, None, None
         self.actors = ray.util.ActorPool(actors)
         ray.get([actor.build_problem.remote(engine._source) for actor in actors])
 
@@ -96,7 +96,7 @@ class ActorPoolEngine(RayEngine):
 
         trained = self.actors.map_unordered(start, range(len(cohort)))
         items = [WorkItem("train", lambda _: (), [row], result=result) for row, result in trained]
-        results = CohortResults(context, model, z, None, items, states, GradientCost())
+        results = CohortResults(context, model, z, None, items, states, Cost())
         with one_thread():
             return outcomes_from_rows(results, self._buffers_for(results), server, [cohort])[0]
 

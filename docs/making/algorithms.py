@@ -324,7 +324,7 @@ def differences_page() -> str:
             ("number", "where", "difference", "fedflat"),
             [
                 (f"<span id='{d.number.lower()}'>{d.number}</span>", d.where, d.fault, d.here)
-                for d in DIFFERENCES.values()
+                for d in sorted(DIFFERENCES.values(), key=lambda d: int(d.number.removeprefix("D")))
             ],
         ),
         ["## Released variants", ""],

@@ -137,9 +137,9 @@ def claims_page() -> str:
             "| claims | data | rounds | seeds | results |",
             "|---|---|---|---|---|",
             "| ECCV Table 1: lambda_max of FedAvg, FedSAM, FedASAM, and FedAvg and FedASAM with SWA | CIFAR-100, alpha 0 | 20,000, as in the paper | 1 | [Measured results](campaign.md#eccv-tables-1-and-2-cifar-100-alpha-0-5-clients-per-round) |",
-            "| ECCV: lambda_max of global models, of clients' models and of their averages | CIFAR-10, alpha 0 and 100 | 1,000 (paper: 20,000, on CIFAR-100) | 1 | [Landscapes](landscapes.md#flatness-claims-of-caldarola-et-al) |",
-            "| lambda_max of FedAvg, FedSAM, FedASAM with SWA, and FedMoSWA | Fashion-MNIST, Dirichlet 0.1 | 80 | 1 | [Landscapes](landscapes.md#four-methods-on-fashion-mnist) |",
-            "| the same four methods | digits, Dirichlet 0.1 | 60 | 3 | [Landscapes](landscapes.md#four-methods-on-digits) |",
+            "| ECCV: lambda_max of global models, of clients' models and of their averages | CIFAR-10, alpha 0 and 100 | 1,000 (paper: 20,000, on CIFAR-100) | 1 | [Flatness claims](flatness-claims.md#flatness-claims-of-caldarola-et-al) |",
+            "| lambda_max of FedAvg, FedSAM, FedASAM with SWA, and FedMoSWA | Fashion-MNIST, Dirichlet 0.1 | 80 | 1 | [Flatness claims](flatness-claims.md#four-methods-on-fashion-mnist) |",
+            "| the same four methods | digits, Dirichlet 0.1 | 60 | 3 | [Flatness claims](flatness-claims.md#four-methods-on-digits) |",
             "",
             "Not measured yet at full scale in ECCV Table 1: FedAvg with E = 2, FedSAM with SWA, and alpha 1,000.",
         ]

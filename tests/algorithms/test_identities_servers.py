@@ -17,7 +17,8 @@ from fedflat.algorithms.weights import Aligned, ClientRows, Disco
 from fedflat.algorithms.weights.awa import logit_gradient
 from fedflat.data import Examples
 from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
-from fedflat.engines.round.contract import Cost
+from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.contract import ClientRound, Cost
 from fedflat.engines.round.plan import Plan
 from fedflat.testing import cohort_means
 
@@ -218,8 +219,8 @@ def test_pilot_gradients_of_several_batches() -> None:
         training: Any = SimpleNamespace(
             plan=Plan(batch_size=batch_size), algorithm=algorithm("fedscam(batches=2)"), seed=0
         )
-        point, none = torch.zeros(2, dtype=torch.float64), torch.zeros(0)
-        pilot, cost = pilot_gradients(problem, training, point, none, 0, 0, np.arange(2))
+        buffers = CohortBuffers.new(training.algorithm, 2, 0, 1, torch.zeros(2, dtype=torch.float64))
+        pilot, cost = pilot_gradients(problem, training, buffers, 0, ClientRound(0, 0, np.arange(2)))
         assert pilot is not None and cost == Cost(backward_passes=batches, samples=2)
         same(pilot.gradient, [-1.5, -2.0])
         same(pilot.norm, norm)
@@ -228,14 +229,16 @@ def test_pilot_gradients_of_several_batches() -> None:
 def test_pilot_batches_are_drawn_anew_for_each_client_and_round() -> None:
     """As a function of seed, round and client; a last batch that is not full is dropped."""
     quadratics = Setting(Quadratics(np.stack([np.eye(1)] * 40), 2.0 ** np.arange(40)[:, None]), np.zeros(1), 0.1, 1)
-    problem, point, none = problem_of(quadratics), torch.zeros(1, dtype=torch.float64), torch.zeros(0)
+    problem = problem_of(quadratics)
 
     def drawn(seed: int = 0, round: int = 0, client: int = 0, examples: int = 40, batches: int = 3) -> tuple[Any, ...]:
         """The sum of the batches' gradients, whose binary digits are the examples, and the sizes of the batches."""
         training: Any = SimpleNamespace(
             plan=Plan(batch_size=2), algorithm=algorithm(f"fedscam(batches={batches})"), seed=seed
         )
-        pilot, cost = pilot_gradients(problem, training, point, none, round, client, np.arange(examples))
+        buffers = CohortBuffers.new(training.algorithm, 1, 0, 1, torch.zeros(1, dtype=torch.float64))
+        work = ClientRound(round, client, np.arange(examples))
+        pilot, cost = pilot_gradients(problem, training, buffers, 0, work)
         assert pilot is not None
         return float(pilot.gradient) * cost.samples, cost
 

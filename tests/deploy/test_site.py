@@ -9,6 +9,7 @@ from torch import nn
 
 from fedflat.deploy.site.site import MODEL, Site
 from fedflat.engines.round.client import write_full_gradient
+from fedflat.engines.round.contract import ClientRound
 from fedflat.experiment.config import parse_config
 
 
@@ -26,6 +27,6 @@ def test_dropout_in_a_full_gradient_agrees_with_the_simulation(tmp_path: Path) -
     torch.manual_seed(1)  # earlier draws must not matter
     gradient, _ = site.full_gradient(3, received)
     cohort = site._cohort_of_one(received, {})
-    write_full_gradient(site.problem, site.training, cohort, 3, 0, 1, site.indices)
+    write_full_gradient(site.problem, site.training, cohort, 0, ClientRound(3, 1, site.indices))
     assert torch.equal(gradient, cohort.gradient[0])
     assert not torch.equal(gradient, site.full_gradient(4, received)[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -58,3 +60,16 @@ def test_architecture_page_names_every_package() -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_path_on_architecture_page_exists(path: str) -> None:
     assert (ROOT / path).exists() or any(file.endswith(f"/{path.rstrip('/')}") for file in TREE)
+
+
+SCRIPTS = [path for top in ("studies", "tools", "examples") for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_import_only_names_that_exist(script: Path) -> None:
+    for node in ast.walk(ast.parse(script.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedflat"):
+            module = importlib.import_module(str(node.module))
+            for imported in node.names:
+                if not hasattr(module, imported.name):
+                    importlib.import_module(f"{node.module}.{imported.name}")

@@ -171,6 +171,25 @@ def test_claims_compare_published_with_measured_differences():
     assert check_claims(Ledger(other_settings))[0].measured is None
 
 
+@pytest.mark.parametrize(
+    ("change", "failed"),
+    [
+        ({"curve": {"server": [0.01, None, 0.0199]}}, True),
+        ({"curve": {"server": [0.01, 0.03, 0.01]}}, False),
+        ({"status": "diverged"}, True),
+    ],
+)
+def test_a_claim_is_not_tested_by_a_run_that_did_not_learn(change, failed):
+    scaffold = "table2/scaffold/cifar100-lenet-5-accuracy"
+    results = [
+        stored(0, 52.0, key="table2/fedmoswa/cifar100-lenet-5-accuracy"),
+        stored(0, 1.0, key=scaffold).model_copy(update=change),
+    ]
+    claim = check_claims(Ledger(results))[0]
+    assert (claim.measured_text == "training failed") == failed
+    assert claim.verdict.startswith("Not tested") == failed
+
+
 def test_measured_cells_are_printed(fedflat):  # noqa: F811
     shown = fedflat(
         "papers", "fedswa", "--measured", "--dataset", "cifar100", "--method", "fedavg", "--markdown", "l.md"

@@ -40,8 +40,9 @@ from fedflat.deploy.local_steps import (
     weight_layout,
 )
 from fedflat.engines.round.aggregation import Aggregation, Centre
-from fedflat.engines.round.client import ClientReport, CohortBuffers
+from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import reduce_rows
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, Cost, ModelState, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError

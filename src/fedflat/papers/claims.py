@@ -34,12 +34,14 @@ class CheckedClaim:
         claimed: published difference; in points for accuracies.
         measured: measured difference in the same unit, paired by seed; None if not measured.
         unit: `` points`` for accuracies, otherwise empty.
+        has_failed: whether one of the measured runs diverged or stayed at its initial metric.
     """
 
     claim: Claim
     claimed: float
     measured: PairedDifference | None
     unit: str
+    has_failed: bool = False
 
     @property
     def claimed_text(self) -> str:
@@ -48,7 +50,12 @@ class CheckedClaim:
 
     @property
     def measured_text(self) -> str:
-        """The measured difference with half the width of its 95 % interval (Student's t), and the number of seeds."""
+        """The measured difference with half the width of its 95 % interval (Student's t), and the number of seeds.
+
+        If training failed, this says so instead of the difference.
+        """
+        if self.has_failed:
+            return "training failed"
         if self.measured is None:
             return "not measured yet"
         seeds = counted(len(self.measured.seeds), "seed")
@@ -57,6 +64,8 @@ class CheckedClaim:
     @property
     def verdict(self) -> str:
         """The verdict in one sentence; empty if not measured."""
+        if self.has_failed:
+            return "Not tested: a run diverged or stayed at its initial accuracy."
         return claim_verdict(self.claimed, self.measured)
 
 
@@ -117,10 +126,12 @@ def _check(claim: Claim, ledger: Ledger) -> CheckedClaim:
     """Compute the claimed and the measured difference of a claim; shares become percentage points."""
     cells = [find_cell(claim.paper, key) for key in (claim.cell, claim.minus)]
     # Runs that deviate from the paper ("ran") do not count.
-    outcomes = {entry.cell: entry.outcome for entry in ledger.entries if entry.outcome.verdict != "ran"}
+    entries = {entry.cell: entry for entry in ledger.entries if entry.outcome.verdict != "ran"}
+    measured = [entries[cell] for cell in cells if cell in entries]
     factor = 100.0 if cells[0].unit == "share" else 1.0  # to percentage points
     published = [cell.published.value for cell in cells if cell.published and cell.published.value is not None]
-    measured = [outcomes[cell].by_seed if cell in outcomes else {} for cell in cells]
-    values = [{seed: factor * value for seed, value in by_seed.items()} for by_seed in measured]
+    by_seed = [entries[cell].outcome.by_seed if cell in entries else {} for cell in cells]
+    values = [{seed: factor * value for seed, value in each.items()} for each in by_seed]
+    has_failed = not all(result.has_learned for entry in measured for result in entry.counted)
     unit = " points" if cells[0].unit in ("share", "%") else ""
-    return CheckedClaim(claim, factor * (published[0] - published[1]), compare_paired(*values), unit)
+    return CheckedClaim(claim, factor * (published[0] - published[1]), compare_paired(*values), unit, has_failed)

@@ -108,6 +108,12 @@ class StoredResult(PaperData):
         """Seconds of device time: the duration of the run divided by the number of runs that shared the device."""
         return self.cost.seconds / self.cost.runs_at_once
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether the run did not diverge and at some point doubled its initial metric; assumed if it has no curve."""
+        curve = [value for value in self.curve.get("server", ()) if value is not None]
+        return self.status != "diverged" and (not curve or max(curve) >= 2 * curve[0])
+
     def text(self) -> str:
         """Return the result as JSON with one line per top-level key: short, and readable in diffs."""
         values = self.model_dump(mode="json", exclude_unset=True)

@@ -54,8 +54,8 @@ from fedflat.display import names_by_reason
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import CohortWeights, weights_by_samples
-from fedflat.engines.round.client import CohortBuffers
 from fedflat.engines.round.cohort import WeightedRows, build_outcome, reduce_rows, weighted_rows
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.privacy import protect_rows
 

@@ -20,8 +20,9 @@ from fedflat.deploy.trust.identity import Identity, identity_of
 from fedflat.deploy.trust.inspection import LR_SUM
 from fedflat.engines.cpu.engine import LoopEngine, one_thread
 from fedflat.engines.problem.task import Task
-from fedflat.engines.round.client import CohortBuffers, train_client, write_full_gradient
-from fedflat.engines.round.contract import ModelState, Training
+from fedflat.engines.round.client import train_client, write_full_gradient
+from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.contract import ClientRound, ModelState, Training
 from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
@@ -90,6 +91,10 @@ class Site:
         """Return what the site must have in common with the server."""
         return identity_of(self.problem, self.training)
 
+    def _work(self, round: int) -> ClientRound:
+        """Return the client in a certain round."""
+        return ClientRound(round, self.client, self.indices)
+
     def full_gradient(self, round: int, received: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the gradient of all of the site's data at the received model, and the numbers to send with it.
 
@@ -97,7 +102,7 @@ class Site:
         """
         with one_thread():
             cohort_buffers = self._cohort_of_one(received, {})  # the gradient does not depend on the client's state
-            cost = write_full_gradient(self.problem, self.training, cohort_buffers, round, 0, self.client, self.indices)
+            cost = write_full_gradient(self.problem, self.training, cohort_buffers, 0, self._work(round))
         return cohort_buffers.gradient[0], {
             "backward_passes": cost.backward_passes,
             "samples": cost.samples,
@@ -128,16 +133,7 @@ class Site:
             name: received.get(INTEGERS + name, value) for name, value in initial_integer_buffers.items()
         }
         with one_thread():
-            report = train_client(
-                self.problem,
-                self.training,
-                cohort_buffers,
-                round,
-                row=0,
-                client=self.client,
-                indices=self.indices,
-                integer_buffers=integer_buffers,
-            )
+            report = train_client(self.problem, self.training, cohort_buffers, 0, self._work(round), integer_buffers)
             protect_rows(self.training, round, cohort_buffers, [self.client])
         if self.has_state:
             state = {name: rows[0] for name, rows in cohort_buffers.client_states.items()}

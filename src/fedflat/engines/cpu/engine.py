@@ -12,7 +12,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,17 +20,10 @@ from fedflat.algorithms.part_checks import explain_key_errors
 from fedflat.data import Examples
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import evaluation_plan, evaluation_result
-from fedflat.engines.round.client import (
-    Arrays,
-    ClientReport,
-    CohortBuffers,
-    to_arrays,
-    to_tensors,
-    train_client,
-    write_full_gradient,
-)
+from fedflat.engines.round.client import ClientReport, train_client, write_full_gradient
 from fedflat.engines.round.cohort import CohortEngine
-from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, to_arrays, to_tensors
+from fedflat.engines.round.contract import Client, ClientRound, Cost, ModelState, Outcome, Training
 from fedflat.errors import UserError
 from fedflat.operating_system import KEEPS_FREED_MEMORY, keep_freed_memory
 from fedflat.processes import (
@@ -100,7 +92,7 @@ class LoopEngine(CohortEngine):
         self, training: Training, round: int, cohort_buffers: CohortBuffers, cohort: list[Client]
     ) -> Cost:
         """Write each client's full-batch gradient at z into its row of ``cohort_buffers.gradient``."""
-        tasks = [(training, round, row, client.number, client.indices) for row, client in enumerate(cohort)]
+        tasks = [(training, row, client.in_round(round)) for row, client in enumerate(cohort)]
         return sum(self._map(_write_full_gradient, tasks), Cost())
 
     def train_rows(
@@ -113,7 +105,7 @@ class LoopEngine(CohortEngine):
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``cohort_buffers``; client i of the cohort writes to row i."""
         arrays = to_arrays(integer_buffers)
-        tasks = [(training, round, row, client.number, client.indices, arrays) for row, client in enumerate(cohort)]
+        tasks = [(training, row, client.in_round(round), arrays) for row, client in enumerate(cohort)]
         results = self._map(_train, tasks)
         return [
             report._replace(integer_buffers=to_tensors(new_integer_buffers, self.problem.device))
@@ -160,31 +152,23 @@ class LoopEngine(CohortEngine):
 
 @explain_key_errors
 def _train(
-    shared: dict[str, Any],
-    training: Training,
-    round: int,
-    row: int,
-    client: int,
-    indices: np.ndarray,
-    integer_buffers: Arrays,
+    shared: dict[str, Any], training: Training, row: int, work: ClientRound, integer_buffers: Arrays
 ) -> tuple[ClientReport, Arrays]:
     """Train one client in a worker; returns its report, and its integer buffers separately.
 
     Both contain arrays and numbers instead of tensors, because torch would allocate shared memory for every tensor that
     is sent to another process. ``shared`` holds the problem and the cohort's buffers, of which the client has row
-    ``row``; ``indices`` are the positions of its training examples.
+    ``row``.
     """
     problem: Problem = shared["problem"]
     tensors = to_tensors(integer_buffers, problem.device)
-    report = train_client(problem, training, shared["cohort_buffers"], round, row, client, indices, tensors)
+    report = train_client(problem, training, shared["cohort_buffers"], row, work, tensors)
     return report.with_numbers()._replace(integer_buffers={}), to_arrays(report.integer_buffers)
 
 
-def _write_full_gradient(
-    shared: dict[str, Any], training: Training, round: int, row: int, client: int, indices: np.ndarray
-) -> Cost:
+def _write_full_gradient(shared: dict[str, Any], training: Training, row: int, work: ClientRound) -> Cost:
     """Call ``write_full_gradient`` in a worker; ``shared`` holds the problem and the cohort's buffers."""
-    return write_full_gradient(shared["problem"], training, shared["cohort_buffers"], round, row, client, indices)
+    return write_full_gradient(shared["problem"], training, shared["cohort_buffers"], row, work)
 
 
 def evaluate_batch(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:

@@ -20,9 +20,10 @@ from fedflat.engines.gpu.lane import ClientBatches, DoesNotFit, Lane
 from fedflat.engines.gpu.step import LocalStep, eager_step
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Totals
-from fedflat.engines.round.client import ClientReport, CohortBuffers, write_full_gradient
+from fedflat.engines.round.client import ClientReport, write_full_gradient
 from fedflat.engines.round.cohort import CohortEngine
-from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.contract import Client, ClientRound, Cost, ModelState, Outcome, Training
 from fedflat.errors import UserError
 from fedflat.flatness.precision import tf32_allowed
 from fedflat.randomness import seed_torch
@@ -87,7 +88,7 @@ class LaneEngine(CohortEngine):
     ) -> Cost:
         """Write each client's full-batch gradient at z into its row of ``cohort_buffers.gradient``."""
         costs = [
-            write_full_gradient(self.problem, training, cohort_buffers, round, row, client.number, client.indices)
+            write_full_gradient(self.problem, training, cohort_buffers, row, client.in_round(round))
             for row, client in enumerate(cohort)
         ]
         return sum(costs, Cost())
@@ -171,12 +172,12 @@ class LaneEngine(CohortEngine):
     def _batches(self, training: Training, round: int, client: Client) -> ClientBatches:
         """A client's batches, prepared by ``prepare`` or drawn now."""
         prepared = self._prepared.pop((round, client.number), None)
-        return prepared or ClientBatches(self.problem, training, round, client.number, client.indices)
+        return prepared or ClientBatches(self.problem, training, client.in_round(round))
 
     def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
         """Draw a later round's batches while the device is busy; ``clients`` lists (number, indices)."""
         self._prepared = {
-            (round, number): ClientBatches(self.problem, training, round, number, indices)
+            (round, number): ClientBatches(self.problem, training, ClientRound(round, number, indices))
             for number, indices in clients
         }
 

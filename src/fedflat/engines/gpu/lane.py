@@ -19,11 +19,11 @@ from fedflat.engines.gpu.static_state import copy_changed, with_static_tensors
 from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
-from fedflat.engines.round.client import ClientReport, CohortBuffers, begin_client, full_gradient
-from fedflat.engines.round.client_facts import label_scalars, pilot_gradients
-from fedflat.engines.round.contract import Client, Cost, Training
+from fedflat.engines.round.client import ClientReport, begin_client, draw_batches
+from fedflat.engines.round.client_facts import full_gradient, label_scalars, pilot_gradients
+from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.contract import Client, ClientRound, Cost, Training
 from fedflat.errors import UserError
-from fedflat.randomness import generator
 
 WARM_UPS = 2
 """Uncaptured calls before a capture, in which libraries allocate memory and select kernels."""
@@ -44,23 +44,13 @@ class ClientBatches:
             zeros, and the random numbers of the augmentation [steps, ...].
     """
 
-    def __init__(self, problem: Problem, training: Training, round: int, client: int, indices: np.ndarray) -> None:
-        """Draw the batches of a round.
-
-        Args:
-            problem: model, task and data.
-            training: how clients train.
-            round: number of the round, from 0.
-            client: the client's number in the federation.
-            indices: positions of its examples in the training set [examples].
-        """
-        batches = training.plan.batches(training.seed, round, client, len(indices))
+    def __init__(self, problem: Problem, training: Training, work: ClientRound) -> None:
+        """Draw the batches of the client and round ``work``."""
+        batches, draws = draw_batches(problem, training, work)
         self.sizes = [len(batch) for batch in batches]
         padded = np.zeros((len(batches), training.plan.batch_size), np.int64)
         for row, batch in zip(padded, batches, strict=True):
-            row[: len(batch)] = indices[batch]
-        rng = generator(training.seed, "augment", round, client)
-        draws = problem.augmentation.draw(rng, len(batches), training.plan.batch_size, problem.data.input_shape)
+            row[: len(batch)] = batch
         self.tensors = {"indices": torch.from_numpy(padded), **draws}
         if problem.device.type == "cuda":
             self.tensors = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
@@ -206,12 +196,11 @@ class Lane:
         for name, rows in cohort_buffers.client_states.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            gradient, self._cost_before_steps = full_gradient(
-                self.problem, training, cohort_buffers, round, row, client.number, client.indices
-            )
+            work = client.in_round(round)
+            gradient, self._cost_before_steps = full_gradient(self.problem, training, cohort_buffers, row, work)
             self.own_gradient.copy_(gradient)
         if self.pilot is not None:
-            self._load_pilot(round, row, client)
+            self._load_pilot(row, client.in_round(round))
         self._label_scalars = label_scalars(self.problem, training, client.indices)
         self._load_buffers(row, integer_buffers)
         self.round.fill_(round)
@@ -264,18 +253,9 @@ class Lane:
             integer_buffers={name: value.clone() for name, value in self.integer_buffers.items()},
         )
 
-    def _load_pilot(self, round: int, row: int, client: Client) -> None:
+    def _load_pilot(self, row: int, work: ClientRound) -> None:
         """Compute the pilot gradients of the client in ``row``, and copy them to the tensors that ``begin`` reads."""
-        start = self.training.algorithm.local_start(self.cohort_buffers.z, self.cohort_buffers.client_state(row))
-        pilot, cost = pilot_gradients(
-            self.problem,
-            self.training,
-            start,
-            self.cohort_buffers.statistics[row],
-            round,
-            client.number,
-            client.indices,
-        )
+        pilot, cost = pilot_gradients(self.problem, self.training, self.cohort_buffers, row, work)
         assert pilot is not None and self.pilot is not None
         self.pilot.gradient.copy_(pilot.gradient)
         self.pilot.norm.copy_(pilot.norm)

@@ -51,7 +51,7 @@ from fedflat.engines.ray.states import (
 from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerPool, worker_pool
 from fedflat.engines.round.aggregation import BLOCK, CohortWeights, weighted_sum, weights_by_samples
-from fedflat.engines.round.client import CohortBuffers, state_to_arrays, to_arrays
+from fedflat.engines.round.cohort_buffers import CohortBuffers, state_to_arrays, to_arrays
 from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 
 BLOCKS_PER_WORKER = 4

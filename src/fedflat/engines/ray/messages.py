@@ -10,7 +10,8 @@ import numpy as np
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.client import Arrays, ClientReport
+from fedflat.engines.round.client import ClientReport
+from fedflat.engines.round.cohort_buffers import Arrays
 from fedflat.engines.round.contract import Training
 
 

@@ -14,8 +14,9 @@ from fedflat.algorithms.state import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.scheduling import WorkItem
 from fedflat.engines.round.aggregation import sum_of_blocks
-from fedflat.engines.round.client import ClientReport, CohortBuffers
+from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import build_outcome, reduce_groups
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
 
 

@@ -19,7 +19,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.ray.results import RoundContext
 from fedflat.engines.ray.scheduling import WorkerHandle, WorkItem
 from fedflat.engines.ray.worker_pool import WorkerPool
-from fedflat.engines.round.client import Arrays, state_from_arrays, state_to_arrays
+from fedflat.engines.round.cohort_buffers import Arrays, state_from_arrays, state_to_arrays
 from fedflat.engines.round.contract import Client, RemoteState, Training
 
 SHARE_OF_OBJECT_STORE = 0.3

@@ -27,15 +27,9 @@ from fedflat.engines.ray.messages import (
     WorkerSetup,
 )
 from fedflat.engines.round.aggregation import CohortWeights, block_sum
-from fedflat.engines.round.client import (
-    Arrays,
-    ClientReport,
-    CohortBuffers,
-    state_from_arrays,
-    to_arrays,
-    to_tensors,
-)
+from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import weighted_rows
+from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, state_from_arrays, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, Cost, Training
 from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError

@@ -1,7 +1,8 @@
-"""What some algorithms need to know about a client: gradients of a few of its batches, and its label counts."""
+"""What some algorithms need to know about a client: gradients at its first model, and its label counts."""
 
 from __future__ import annotations
 
+from math import ceil
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,7 +13,9 @@ from fedflat.algorithms.slot import Pilot
 from fedflat.algorithms.state import State
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
-from fedflat.engines.round.contract import Cost, Training
+from fedflat.engines.round.cohort_buffers import CohortBuffers
+from fedflat.engines.round.contract import ClientRound, Cost, Training
+from fedflat.flatness.precision import at_own_precision
 from fedflat.randomness import generator, seed_torch
 
 _HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
@@ -20,25 +23,40 @@ _HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
 """
 
 
-def pilot_gradients(
-    problem: Problem,
-    training: Training,
-    point: Tensor,
-    statistics: Tensor,
-    round: int,
-    client: int,
-    indices: np.ndarray,
-) -> tuple[Pilot | None, Cost]:
-    """Gradients of a few random batches of a client at one model, without augmentation.
+@at_own_precision
+def full_gradient(
+    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, work: ClientRound
+) -> tuple[Tensor, Cost]:
+    """The gradient of a client's whole dataset at the model from which it starts, without augmentation.
 
-    Args:
-        problem: model, task and data.
-        training: how clients train; its algorithm's perturbation says how many batches are needed.
-        point: the model [parameters].
-        statistics: the client's BatchNorm statistics [buffers]; left unchanged.
-        round: number of the round, from 0.
-        client: the client's number in the federation.
-        indices: int64 positions of its examples in the training set [examples].
+    If the drift limits the number of batches, the gradient uses a random part of the dataset. ``cohort_buffers`` is
+    left unchanged; the client has row ``row``.
+
+    Returns:
+        The gradient [parameters] and its cost. Backward passes are counted as if batches had the size used in training.
+    """
+    batch_size, max_batches = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
+    indices = work.indices
+    if max_batches:  # 0 means no limit
+        order = generator(training.seed, "whole gradient", work.round, work.client).permutation(len(indices))
+        indices = indices[order[: max_batches * batch_size]]
+    size = len(indices)
+    point = training.algorithm.local_start(cohort_buffers.z, cohort_buffers.client_state(row))
+    mean = torch.zeros_like(point)
+    problem.set_training_mode()
+    for start in range(0, size, problem.evaluation_batch):
+        positions = indices[start : start + problem.evaluation_batch]
+        mean.add_(_gradient(problem, cohort_buffers, row, point, positions), alpha=len(positions) / size)
+    return mean, Cost(backward_passes=ceil(size / batch_size), samples=size)
+
+
+def pilot_gradients(
+    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, work: ClientRound
+) -> tuple[Pilot | None, Cost]:
+    """Gradients of a few random batches of a client at the model from which it starts, without augmentation.
+
+    The algorithm's perturbation says how many batches are needed. ``cohort_buffers`` is left unchanged; the client has
+    row ``row``.
 
     Returns:
         Mean and mean norm of the gradients, or None if the perturbation does not need them; and their cost. A client
@@ -47,21 +65,29 @@ def pilot_gradients(
     size, count = training.plan.batch_size, training.algorithm.perturbation.pilot_batches
     if not count:
         return None, Cost()
-    order = generator(training.seed, "pilot", round, client).permutation(len(indices))[: count * size]
+    order = generator(training.seed, "pilot", work.round, work.client).permutation(len(work.indices))[: count * size]
     if len(order) > size:
         order = order[: len(order) // size * size]  # BatchNorm needs more than the one example that may be left over
-    batches = np.split(indices[order], range(size, len(order), size))
-    seed_torch(training.seed, "pilot", round, client)  # for dropout
+    batches = np.split(work.indices[order], range(size, len(order), size))
+    seed_torch(training.seed, "pilot", work.round, work.client)  # for dropout
+    point = training.algorithm.local_start(cohort_buffers.z, cohort_buffers.client_state(row))
     mean, norm = torch.zeros_like(point), point.new_zeros(())
     problem.set_training_mode()
     for positions in batches:
-        examples = problem.train_examples(positions)
-        buffers = {name: b.clone() for name, b in problem.buffer_layout.views(statistics).items()}
-        batch = Batch(problem.normalised(examples.inputs), examples.targets)
-        _, gradient = problem.loss_and_gradient(point, buffers, batch)
+        gradient = _gradient(problem, cohort_buffers, row, point, positions)
         mean.add_(gradient, alpha=1 / len(batches))
         norm.add_(gradient.norm(), alpha=1 / len(batches))
     return Pilot(mean, norm), Cost(backward_passes=len(batches), samples=len(order))
+
+
+def _gradient(
+    problem: Problem, cohort_buffers: CohortBuffers, row: int, point: Tensor, positions: np.ndarray
+) -> Tensor:
+    """The gradient at ``point`` of the training examples at ``positions``, with a copy of the client's statistics."""
+    examples = problem.train_examples(positions)
+    buffers = {name: b.clone() for name, b in problem.buffer_layout.views(cohort_buffers.statistics[row]).items()}
+    batch = Batch(problem.normalised(examples.inputs), examples.targets)
+    return problem.loss_and_gradient(point, buffers, batch)[1]
 
 
 def label_scalars(problem: Problem, training: Training, indices: np.ndarray) -> State:

@@ -21,7 +21,8 @@ from fedflat.engines.round.aggregation import (
     weighted_sum,
     weights_by_samples,
 )
-from fedflat.engines.round.client import ClientReport, CohortBuffers
+from fedflat.engines.round.client import ClientReport
+from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
 from fedflat.engines.round.privacy import protect_means, protect_rows
 

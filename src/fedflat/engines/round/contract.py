@@ -4,7 +4,7 @@ One round of one client, from sampling to the server:
 
 1. ``plan.Sampler`` draws the cohort. The experiment passes it to ``Engine.train`` as a list of ``Client``.
 2. The engine computes z, the model that clients start from, and copies it and each client's state into
-   ``client.CohortBuffers``.
+   ``cohort_buffers.CohortBuffers``.
 3. ``client.train_client`` (on a GPU ``gpu/lane.py``) draws the batches, takes the local steps, and writes the client's
    displacement, messages, new state and BatchNorm statistics into its row.
 4. ``cohort.reduce_rows`` averages the rows with the weights of ``aggregation.Aggregation`` and returns an ``Outcome``.
@@ -16,7 +16,7 @@ All are of ``Problem.dtype`` (float32 by default) on ``Problem.device``.
 Client state has one representation at this interface, ``States``: slot -> field -> tensor, where a tensor is
 [parameters] or a scalar, with the dtype and device above. ``RemoteState`` is the same mapping for state that is still
 on a worker. Inside an engine the same numbers are rows of ``CohortBuffers``, and between processes numpy arrays, both
-under flat names (``slot.field``); ``client.py`` converts between these forms.
+under flat names (``slot.field``); ``cohort_buffers.py`` converts between these forms.
 """
 
 from __future__ import annotations
@@ -88,6 +88,24 @@ class Client(NamedTuple):
     indices: np.ndarray
     state: Mapping[str, State]
     statistics: Tensor | None = None
+
+    def in_round(self, round: int) -> ClientRound:
+        """This client in a certain round."""
+        return ClientRound(round, self.number, self.indices)
+
+
+class ClientRound(NamedTuple):
+    """One client in one round, which together with the seed determine all of its random numbers.
+
+    Attributes:
+        round: number of the round, from 0.
+        client: the client's number in the federation.
+        indices: int64 positions of its examples in the training set [examples].
+    """
+
+    round: int
+    client: int
+    indices: np.ndarray
 
 
 @dataclass
