@@ -28,7 +28,7 @@ from fedflat.engines.ray.results import CohortResults, RoundContext, most_common
 from fedflat.engines.ray.scheduling import WorkItem
 from fedflat.engines.ray.worker import Worker
 from fedflat.engines.round.cohort_buffers import state_from_arrays, state_to_arrays
-from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, RemoteState, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, RemoteState, RoundStart, Training
 from fedflat.experiment.analysis.replay import Replay
 from fedflat.experiment.make_config import make_config
 from fedflat.experiment.setup.engine import ray_engine
@@ -74,8 +74,8 @@ class ActorPoolEngine(RayEngine):
         ray.get([actor.build_problem.remote(engine._source) for actor in actors])
 
     def train(self, training: Training, round: int, model: ModelState, server: States, cohort: list[Client]) -> Outcome:
-        z, initial = training.algorithm.broadcast(model.weights, server), most_common_state(cohort)
-        broadcast = self._build_broadcast(training, round, z, server, model, cohort, initial)
+        start_of_round, initial = RoundStart.of(training, round, model, server), most_common_state(cohort)
+        broadcast = self._build_broadcast(start_of_round, cohort, initial)
         context = RoundContext(training, cohort, broadcast, ray.put(broadcast), None, initial)
         keeps_state = bool(flat_fields(training.algorithm.client_fields()))
         states: list[Any] = [nested_state({})] * len(cohort)
@@ -96,9 +96,9 @@ class ActorPoolEngine(RayEngine):
 
         trained = self.actors.map_unordered(start, range(len(cohort)))
         items = [WorkItem("train", lambda _: (), [row], result=result) for row, result in trained]
-        results = CohortResults(context, model, z, None, items, states, Cost())
+        results = CohortResults(context, start_of_round, None, items, states, Cost())
         with one_thread():
-            return outcomes_from_rows(results, self._buffers_for(results), server, [cohort])[0]
+            return outcomes_from_rows(results, self._buffers_for(results), [cohort])[0]
 
 
 def compare(algorithm: str, case: str, address: str, actors: list[Any], blocks: int) -> str:

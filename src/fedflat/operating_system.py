@@ -121,9 +121,8 @@ def keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory: every training step frees and allocates the same megabytes again."""
     with suppress(OSError, AttributeError, TypeError):  # other systems have no mallopt
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(
-            -1, MALLOC_THRESHOLD
-        )  # M_TRIM_THRESHOLD of malloc.h; from now on, malloc chooses no threshold by itself
+        # M_TRIM_THRESHOLD of malloc.h; from now on, malloc chooses no threshold by itself.
+        mallopt(-1, MALLOC_THRESHOLD)
         mallopt(-3, MALLOC_THRESHOLD) or mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; old versions accept at most 32 MiB
 
 

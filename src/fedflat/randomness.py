@@ -11,11 +11,14 @@ from typing import ParamSpec
 
 import numpy as np
 import torch
+from torch import Tensor
 
 P = ParamSpec("P")
 Rounds = Generator[int, None, None]
 """A generator that runs an experiment and yields the number of each finished round."""
 _GENERATOR_LOCK = threading.RLock()
+_OUTER_STATES: dict[object, Tensor] = {}
+"""For each active ``RngStream``, in order of activation, the state to restore when it ends."""
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
@@ -55,15 +58,21 @@ class RngStream:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make torch draw from this stream; the global generator's state is restored afterwards."""
+        key = object()
         with exclusive_generator():
-            outer = torch.get_rng_state()
+            _OUTER_STATES[key] = torch.get_rng_state()
             torch.set_rng_state(self._state)
         try:
             yield
         finally:
             with exclusive_generator():
                 self._state = torch.get_rng_state()
-                torch.set_rng_state(outer)
+                later = list(_OUTER_STATES)[list(_OUTER_STATES).index(key) + 1 :]
+                outer = _OUTER_STATES.pop(key)
+                if later:  # streams of other threads began after this one, and end after it
+                    _OUTER_STATES[later[0]] = outer
+                else:
+                    torch.set_rng_state(outer)
 
 
 def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:

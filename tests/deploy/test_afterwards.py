@@ -20,6 +20,7 @@ from fedflat.deploy.server.nodes import NOT_CONNECTED
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import Replay, moment_at_checkpoint
+from fedflat.experiment.store.files import LockedError
 from fedflat.experiment.store.run_folder import RunFolder, load_record
 
 from .direct import federation_of
@@ -55,6 +56,17 @@ def test_a_simulation_cannot_resume_a_run_of_sites(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")], env={"COLUMNS": "200"}).output
     assert "the same flwr run as before" in shown
+
+
+def test_a_second_server_leaves_the_status_of_a_live_run_alone(tmp_path: Path) -> None:
+    settings = interrupted(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+    folder.acquire_lock()  # as the process that executes the run
+    status = folder.status()
+    with pytest.raises(LockedError):
+        serve(federation_of(tmp_path, settings), settings)
+    assert folder.status() == status
+    folder.release_lock()
 
 
 @pytest.mark.parametrize(("algorithm", "kept"), [("scaffold", True), ("fedavg", False)])

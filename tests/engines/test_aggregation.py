@@ -45,6 +45,9 @@ def test_median_and_trimmed_mean_act_on_coordinates() -> None:
     assert Aggregation(centre="median").combine(ROWS[:3], uniform_weights(3)).tolist() == [2.0, 0.0]
     assert Aggregation(centre="trimmed", trim=0.25).combine(ROWS, even).tolist() == [2.5, 0.5]
     assert Aggregation(centre="trimmed", trim=0.2).combine(ROWS, even).tolist() == ROWS.mean(0).tolist()
+    hundred = torch.arange(100.0)[:, None] ** 3
+    twenty_nine = Aggregation(centre="trimmed", trim=0.29).combine(hundred, uniform_weights(100))
+    assert twenty_nine.item() == hundred[29:71].mean().item(), "0.29 * 100 is rounded to less than 29"
     for centre in ("median", "trimmed"):
         robust = Aggregation(centre=centre)  # type: ignore[arg-type]
         assert torch.equal(robust.combine(ROWS, even), robust.combine(ROWS, torch.tensor(four) / 10)), (
@@ -67,6 +70,14 @@ def test_clipping_shortens_only_rows_above_the_median_norm() -> None:
     doubled = Aggregation(centre="clipped", longest=2.0).combine(rows, [0.5, 0.25, 0.25])
     assert torch.allclose(doubled, 0.5 * rows[0] + 0.25 * rows[1] + 0.25 * rows[2] / 50)
     assert Aggregation(centre="clipped").combine(torch.zeros(3, 2), uniform_weights(3)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_clipping_drops_rows_that_are_not_finite(value: float) -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 1.0], [300.0, 400.0], [0.0, value]])
+    kept = torch.tensor([[3.0, 4.0], [0.0, 1.0], [3.0, 4.0]])
+    torch.testing.assert_close(Aggregation(centre="clipped").combine(rows, uniform_weights(4)), kept.sum(0) / 4)
+    assert not Aggregation(centre="clipped").combine(rows[3:], [1.0]).isfinite().all(), "nothing to recover from"
 
 
 def test_a_median_of_more_numbers_than_torch_quantile_supports() -> None:

@@ -306,3 +306,15 @@ def test_evaluation_by_class_and_domain() -> None:
     assert found["domains"]["seen"]["domains"] == 2 and found["domains"]["unseen"]["examples"] == 3
     frame = found.to_pandas()
     assert len(frame[(frame.on == "classes") & (frame.figure == "miou") & (frame.name != "")]) == 3
+
+
+def test_flatness_does_not_depend_on_the_batch_size() -> None:
+    """Images with ignored pixels have less weight in the mean over batches."""
+    data = made(8)
+    data.train.targets[::2, 1:] = IGNORED
+    result = fedflat.run("fedavg", dataset=data, model=Dense(), rounds=1, local_epochs=1, **settings())
+    model = result.flatness(precision="float64")
+    whole, parts = model.objective(batch=8), model.objective(batch=1)
+    assert float(whole.loss()) == pytest.approx(float(parts.loss()), rel=1e-12)
+    vector = torch.randn(whole.size, dtype=torch.float64)
+    torch.testing.assert_close(whole.hessian_product(None, vector), parts.hessian_product(None, vector))

@@ -35,7 +35,9 @@ def test_ignored_pixels_are_neither_mined_nor_counted() -> None:
     assert Segmentation().loss(logits, target).item() == pytest.approx((4 + 9 + 8) / 3), "one of four, two of eight"
     target[0] = IGNORED
     assert Segmentation().loss(logits, target).item() == pytest.approx((9 + 8) / 2)
+    assert int(Segmentation().weight(target)) == 2, "the weight of this batch in a mean over batches"
     target[1] = IGNORED
+    assert int(Segmentation().weight(target)) == 0
     nothing = logits.clone().requires_grad_()
     loss = Segmentation().loss(nothing, target)
     (gradient,) = torch.autograd.grad(loss, nothing)

@@ -85,6 +85,13 @@ def test_training_clients_by_name(result):
     assert found["worst_tenth"] == 0 and found["count"] == found["of"] == 4
 
 
+def test_clients_that_share_a_group_have_different_names():
+    settings = STILL | {"partition": "natural(clients=6)"}
+    found = fedflat.run("fedavg", dataset=writers(), model=always_zero(), **settings).evaluate(on=["clients"])
+    assert found["clients"]["count"] == len(found["clients"]["each"]) == 6
+    assert {name.split()[0] for name in found["clients"]["each"]} == set(ACCURACY)
+
+
 def test_domains_are_the_groups_of_the_test_set(result):
     found = result.evaluate(on=["domains"])["domains"]
     assert {name: scores["accuracy"] for name, scores in found["each"].items()} == pytest.approx(

@@ -14,6 +14,7 @@ from torch import nn
 import fedflat
 from fedflat.data import from_clients
 from fedflat.experiment.analysis.run_model import open_model_or_client
+from fedflat.randomness import RngStream
 from fedflat.testing import check_model
 from fedflat.testing.quadratics import Quadratics, run_rounds
 
@@ -121,3 +122,19 @@ def test_runs_in_threads_do_not_affect_each_other() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(other == history(0) for other in threads.map(history, range(12)))
+
+
+def test_streams_that_overlap_restore_the_callers_state() -> None:
+    """Runs in several threads end in any order."""
+
+    def overlapping() -> None:
+        first, second = RngStream().active(), RngStream().active()
+        first.__enter__()
+        torch.rand(3)
+        second.__enter__()
+        torch.rand(5)
+        first.__exit__(None, None, None)
+        torch.rand(7)
+        second.__exit__(None, None, None)
+
+    assert is_kept(overlapping)

@@ -19,9 +19,10 @@ from fedflat.experiment.campaign.disk_space import sweep_disk
 from fedflat.experiment.campaign.ranking import Ranking, ranking
 from fedflat.experiment.campaign.sweep import Sweep, plan_sweep, run_sweep
 from fedflat.experiment.campaign.sweep_file import read_sweep
+from fedflat.experiment.config import parse_config
 from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.files import LOCK_FILE, LockedError, is_free, locked
-from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.experiment.store.run_folder import Record, RunFolder
 
 BASE = {
     "rounds": 2,
@@ -212,6 +213,19 @@ def test_the_ranking_states_its_criterion(finished: Sweep, tmp_path: Path) -> No
     assert means == sorted(means, reverse=True) and all(
         len(line.validation) == 2 for line in by_validation.combinations
     )
+
+
+def test_combinations_with_diverged_runs_come_last() -> None:
+    """Whatever the mean of the other seeds, which are not comparable."""
+    config = parse_config({})
+
+    def result(lr: float, seed: int, accuracy: float | None) -> tuple[dict[str, object], Record]:
+        status = "finished" if accuracy is not None else "diverged"
+        history = [] if accuracy is None else [{"round": 1, "test": {"server": {"accuracy": accuracy}}}]
+        return {"lr": lr, "seed": seed}, Record(config, history, status, "", 0.0, {})
+
+    runs = [result(1.0, 0, 0.9), result(1.0, 1, None), result(0.1, 0, 0.8), result(0.1, 1, 0.8), result(9.0, 0, None)]
+    assert [line.varied["lr"] for line in ranking(runs).combinations] == [0.1, 1.0, 9.0]
 
 
 def test_a_sweep_from_python(finished: Sweep) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedflat
+from fedflat.data import from_arrays
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.landscapes import landscapes, load_landscapes, path, plane, save_landscapes
 from fedflat.experiment.analysis.loss_and_error import LossAndError
@@ -174,6 +175,22 @@ def test_statistics_are_the_models_or_estimated() -> None:
     assert float(own(Model(weights, buffers))["train_loss"]) != pytest.approx(expected, rel=1e-3)
     assert float(estimated(Model(weights, buffers))["train_loss"]) == pytest.approx(expected, rel=1e-3)
     assert torch.equal(buffers, problem.initial_state()[1])
+
+
+def test_every_example_counts_equally_in_estimated_statistics() -> None:
+    """The last example, in a batch of its own, would count as much as the first 500, and BatchNorm rejects it."""
+    inputs = torch.cat([torch.randn(500, 64, generator=torch.Generator().manual_seed(0)), torch.full((1, 64), 250.0)])
+    data = from_arrays(inputs, torch.arange(501) % 10, inputs[:10], torch.arange(10), name="outlier")
+    config = parse_config({"model": "custom:Normalised", "engine": {"device": "cpu"}})
+    problem, partition = build_problem(config, data=data, model=Normalised())
+    weights, buffers, integer_buffers = problem.initial_state()
+    estimated = LossAndError(problem, partition, integer_buffers, statistics="estimated")._buffers(
+        Model(weights, buffers)
+    )
+    mean = problem.normalised(inputs).mean(0)
+    torch.testing.assert_close(
+        problem.buffer_layout.views(estimated)["norm.running_mean"], mean, rtol=0.01, atol=0.001 * float(mean.max())
+    )
 
 
 def test_statistics_of_the_librarys_own_normalisation_are_estimated_too() -> None:

@@ -98,3 +98,12 @@ def test_invalid_requests_are_rejected() -> None:
         path_landscape(ENDS, lambda m: {"x": m.weights.sum()}, points=1)
     with pytest.raises(UserError, match="beyond=nan"):
         path_landscape(ENDS, lambda m: {"x": m.weights.sum()}, beyond=math.nan)
+
+
+def test_a_value_beyond_an_end_does_not_affect_the_barrier() -> None:
+    """Of 13 positions from -0.1 to 1.1, one is 0 up to rounding."""
+    found = path_landscape(
+        ENDS, lambda m: {"x": torch.tensor(math.inf if m.weights[0] > 1.05 else 1.0)}, points=13, beyond=0.1
+    )
+    assert {0.0, 1.0} < set(found.axes[0]) and len(found.axes[0]) == 13
+    assert found.values["x"][0] == math.inf and barrier(found.axes[0], found.values["x"]).height == 0

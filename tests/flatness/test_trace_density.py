@@ -165,3 +165,14 @@ def test_the_density_integrates_to_one() -> None:
 def test_impossible_densities() -> None:
     with pytest.raises(UserError, match="draws=0, steps=5"):
         lanczos_quadrature(Operator.of_matrix(torch.eye(2)), draws=0, steps=5)
+
+
+def test_known_eigenvectors_that_leave_nothing_are_not_counted_again() -> None:
+    matrix = torch.diag(torch.tensor([5.0, 0.0, 0.0, 0.0, 0.0, 0.0])).double()
+    vectors = torch.eye(6, dtype=torch.float64)[:1]
+    found = estimate_trace(
+        Operator.of_matrix(matrix), draws=12, values=torch.tensor([5.0]), vectors=vectors, estimator="hutch++"
+    )
+    assert found.value == pytest.approx(5.0)
+    nothing = estimate_trace(Operator.of_matrix(torch.zeros(6, 6, dtype=torch.float64)), draws=12, estimator="hutch++")
+    assert nothing.value == 0

@@ -18,6 +18,7 @@ from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.problem.token_model import adapt
 from fedflat.experiment.make_config import prepare
 from fedflat.experiment.run import Run
+from fedflat.flatness import Operator
 from tests.language.tiny import LENGTH, SMALL, VOCABULARY, WIDTH, Tiny, labelled, language, texts
 
 
@@ -84,8 +85,17 @@ def test_flatness_weights_tokens_equally() -> None:
     whole, parts = model.objective(batch=24), model.objective(batch=5)
     assert float(whole.loss()) == pytest.approx(float(parts.loss()), rel=1e-12)
     vector = torch.randn(whole.size, dtype=torch.float64)
-    assert torch.allclose(whole.hessian_product(None, vector), parts.hessian_product(None, vector))
+    for matrix in ("hessian", "gauss-newton", "empirical-fisher"):
+        products = [Operator.of_objective(each, matrix)(vector[None]) for each in (whole, parts)]
+        torch.testing.assert_close(*products, msg=matrix)
     assert model.spectrum(1).lambda_max > 0
+
+
+def test_classes_of_texts_that_are_scored_by_exact_match() -> None:
+    settings = {**SMALL, "rounds": 1, "workers": 1, "device": "cpu", "task": "exact_match"}
+    result = fedflat.run("fedavg", dataset=language(), model=Tiny(), **settings)
+    found = result.evaluate()["classes"]["each"]
+    assert all(scores["exact_match"] == scores["accuracy"] for scores in found.values()), "of single tokens"
 
 
 class Headless(Tiny):

@@ -195,6 +195,8 @@ def test_gains_are_paired_by_seed():
     by_seed = {("scaffold", 0): 0.60, ("fedavg", 0): 0.58, ("scaffold", 1): 0.62, ("fedavg", 1): 0.61}
     runs = {run.folder: measured([0.0, by_seed[run.config.algorithm, run.config.seed]]) for run in plan.runs}
     assert outcomes(plan, runs)[0].values == pytest.approx((2.0, 1.0))
+    zero = {folder: measured([0.0, 0.0]) if "fedavg" in str(folder) else run for folder, run in runs.items()}
+    assert outcomes(plan, zero)[0].values == pytest.approx((60.0, 62.0)), "an absolute gain over zero"
     for run in plan.runs:  # now SCAFFOLD diverges with seed 0
         if (run.config.algorithm, run.config.seed) == ("scaffold", 0):
             runs[run.folder] = replace(runs[run.folder], status="diverged")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.store.cleanup import find_runs
+from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_collection import runs_below, save_order
 from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.page.document import report_document
@@ -165,3 +167,25 @@ def test_execution_settings_do_not_split_rows(clone, compared):
     (run / "config.yaml").write_text(text.replace("workers: 1", "workers: 2"))
     (group,) = group_runs(gather([compared]).records)
     assert [len(row.records) for label, row, _ in group.rows if label == "fedavg"] == [4]
+
+
+def test_comparisons_in_one_folder_that_start_together_keep_both_orders(tmp_path):
+    names = [f"algorithm-{number}" for number in range(12)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(lambda name: save_order(tmp_path, [tmp_path / name]), names))
+    assert sorted(json.loads((tmp_path / "comparison.json").read_text())["runs"]) == sorted(names)
+
+
+def test_writers_of_one_file_do_not_mix_their_content(tmp_path):
+    """Each reader sees what one of them wrote, and no writer fails."""
+    file, contents = tmp_path / "file", [letter * 200_000 for letter in "ab"]
+    with ThreadPoolExecutor() as pool:
+        writes = [pool.submit(write_atomically, file, content) for content in contents * 20]
+        while not all(write.done() for write in writes):
+            assert not file.exists() or file.read_text() in contents
+        for write in writes:
+            write.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -365,3 +365,8 @@ def test_algorithms_that_need_a_common_start_are_refused(algorithm: str) -> None
 def test_bad_input_is_explained_before_the_run(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         weights(**settings)
+
+
+def test_a_reference_staleness_without_weight_is_rejected() -> None:
+    with pytest.raises(UserError, match="reference=10000 is zero up to rounding"):
+        fedflat.run("fedavg", **DIGITS | {"policy": "fedbuff(a=100,reference=10000)"})

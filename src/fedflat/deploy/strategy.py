@@ -43,7 +43,7 @@ from fedflat.engines.round.aggregation import Aggregation, Centre
 from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import reduce_rows
 from fedflat.engines.round.cohort_buffers import CohortBuffers
-from fedflat.engines.round.contract import Client, Cost, ModelState, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, RoundStart, Training
 from fedflat.engines.round.plan import Plan
 from fedflat.errors import UserError
 from fedflat.models.layout import Layout
@@ -252,8 +252,8 @@ class Strategy(FedAvg):
         cohort = [Client(row, indices, state) for row, indices in enumerate(positions)]
         reports = [ClientReport(update.lr_sum, 0.0, 1, 0, 0, update.model.integer_buffers) for update in updates]
         training = replace(self._training, clients=max(self._nodes, count))
-        arguments = training, round, model, self._z, cohort_buffers, cohort, reports, Cost(), self._states
-        outcome = reduce_rows(*arguments)
+        start = RoundStart(training, round, model, self._states, self._z)
+        outcome = reduce_rows(start, cohort_buffers, cohort, reports, Cost())
         weights, self._states = self.algorithm.aggregate(outcome.cohort_means, outcome.message_means, self._states)
         self._model = ModelState(weights, outcome.buffers, outcome.integer_buffers)
         flat = torch.cat([weights, outcome.buffers])

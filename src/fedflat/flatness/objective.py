@@ -274,7 +274,7 @@ class Objective:
                 list(leaves.values()),
                 vector_tensors,
                 empirical_fisher=empirical_fisher,
-                examples=batch_sizes([batch])[0],
+                shares=self._example_shares(batch),
             )
             return torch.stack([self._flatten(product) for product in products])
 
@@ -346,6 +346,14 @@ class Objective:
         weight = self._weight
         weights = [int(weight(targets)) for _, targets in self.batches] if weight else self._batch_sizes
         return [batch_weight / max(sum(weights), 1) for batch_weight in weights]
+
+    def _example_shares(self, batch: Batch) -> Tensor:
+        """The share of each example in the mean loss of a batch [examples]."""
+        size = batch_sizes([batch])[0]
+        weights = [1] * size
+        if self._weight is not None:
+            weights = [int(self._weight(target)) for target in batch[1].split(1)]
+        return torch.tensor(weights, dtype=self.weights.dtype, device=self.weights.device) / max(sum(weights), 1)
 
     def _batch_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss over one batch (inputs, targets), for parameters by name, as a scalar tensor."""

@@ -354,7 +354,8 @@ def gain_outcome(cell: Cell, gain: Gain, minuend: CellOutcome, subtrahend: CellO
     points = 100.0 if minuend.cell.unit == "share" else 1.0  # converts shares to percentage points
     by_seed = {}
     for seed, value in minuend.by_seed.items():
-        if baseline := subtrahend.by_seed.get(seed):
+        baseline = subtrahend.by_seed.get(seed)
+        if baseline is not None and (baseline or not gain.relative):
             by_seed[seed] = 100 * (value - baseline) / baseline if gain.relative else points * (value - baseline)
     remark = minuend.remark or subtrahend.remark
     if not by_seed:
@@ -362,12 +363,12 @@ def gain_outcome(cell: Cell, gain: Gain, minuend: CellOutcome, subtrahend: CellO
     if "ran" in (minuend.verdict, subtrahend.verdict):  # runs deviate from the paper
         return CellOutcome(cell, by_seed, "ran", remark)
     if cell.published is None or cell.published.value is None:
-        return CellOutcome(cell, by_seed, "not printed")
+        return CellOutcome(cell, by_seed, "not printed", remark)
     values = list(by_seed.values())
     allowed = tolerance(cell.published, values)
     if allowed is None:
         return CellOutcome(cell, by_seed, "unjudged", remark)
-    return CellOutcome(cell, by_seed, _verdict(fmean(values) - cell.published.value, allowed), "", allowed)
+    return CellOutcome(cell, by_seed, _verdict(fmean(values) - cell.published.value, allowed), remark, allowed)
 
 
 def _verdict(difference: float, allowed: float) -> Verdict:

@@ -189,6 +189,14 @@ class FedBuff(Asynchronous):
     sum: bool = param(False, "whether to add up the buffer instead of averaging it")
     reference: int = param(0, "staleness whose weight is scaled to 1", low=0)
 
+    def __post_init__(self) -> None:
+        """Reject a reference whose weight is so small that dividing by it would overflow."""
+        if self.staleness_weight(self.reference) < 1e-30:
+            raise UserError(
+                f"fedbuff: the staleness weight of reference={self.reference} is zero up to rounding; "
+                "choose a smaller reference or a smaller a"
+            )
+
     @property
     def buffer_size(self) -> int:
         return self.buffer

@@ -21,6 +21,7 @@ import torch
 from fedflat.data.files.mapped import ArrayWriter, MappedTensor, open_mapped
 from fedflat.data.sources.source import user_cache
 from fedflat.errors import UserError
+from fedflat.operating_system import total_memory
 
 FOLDER = "decoded"
 VERSION = 2
@@ -136,7 +137,7 @@ def require_space(space: DiskSpace, root: Path) -> None:
 
 def fits_in_memory(size: int) -> bool:
     """Whether ``size`` bytes are at most a quarter of the memory of this machine or container."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = total_memory()
     container_limit_file = Path("/sys/fs/cgroup/memory.max")
     container_limit = container_limit_file.read_text().strip() if container_limit_file.is_file() else ""
     if container_limit.isdigit():  # "max" means no limit

@@ -42,7 +42,7 @@ from fedflat.experiment.run import Run
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.checkpoint import has_checkpoint
-from fedflat.experiment.store.files import write_atomically
+from fedflat.experiment.store.files import LockedError, write_atomically
 from fedflat.experiment.store.run_folder import SITES, Record, RunFolder
 from fedflat.text import absolute_path
 
@@ -139,6 +139,8 @@ def serve(
     assert isinstance(sites, SitesEngine)
     try:
         record = run.execute()
+    except LockedError:  # another process executes the run, and writes its status
+        raise
     except Exception as error:
         _note_in_status(folder, sites.nodes, str(error))
         raise

@@ -56,7 +56,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import CohortWeights, weights_by_samples
 from fedflat.engines.round.cohort import WeightedRows, build_outcome, reduce_rows, weighted_rows
 from fedflat.engines.round.cohort_buffers import CohortBuffers
-from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, RoundStart, Training
 from fedflat.engines.round.privacy import protect_rows
 
 log = logging.getLogger("flwr")
@@ -162,6 +162,7 @@ class RoundAttempt:
         rejected: for each client whose update was rejected, the reason.
         missing: for each client without an update, the reason.
         required: fewest updates that are enough.
+        start: what the round starts from.
         z: the broadcast model, from which clients start, [parameters].
     """
 
@@ -181,7 +182,8 @@ class RoundAttempt:
         self.rejected: dict[int, str] = {}
         self.missing: dict[int, str] = {}
         self.required = engine.deployment.minimum
-        self.z = training.algorithm.broadcast(model.weights, server)
+        self.start = RoundStart.of(training, round, model, server)
+        self.z = self.start.z
         self._examples = {client.number: len(client.indices) for client in cohort}
         self._gradient_cost = Cost()  # of the common gradient, if the drift needs it
         self._first_base = ""  # digest of the arrays of the first phase, in the second one
@@ -334,17 +336,7 @@ class RoundAttempt:
         cohort = [by_number[update.client] for update in updates]
         if training.aggregation.needs_rows or training.algorithm.weights.are_chosen or self.z.is_cuda:
             cohort_buffers = self._rows(updates, common_gradient)
-            return reduce_rows(
-                training,
-                self.round,
-                self.model,
-                self.z,
-                cohort_buffers,
-                cohort,
-                reports,
-                self._gradient_cost,
-                self.server,
-            )
+            return reduce_rows(self.start, cohort_buffers, cohort, reports, self._gradient_cost)
         weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
 
         def weighted(position: int) -> WeightedRows:
@@ -353,18 +345,8 @@ class RoundAttempt:
             client_weights = weights.subset([position])
             return weighted_rows(training, cohort_buffers, client_weights, [reports[position]], len(cohort))
 
-        return build_outcome(
-            training,
-            self.round,
-            self.model,
-            self.z,
-            sum_one_by_one(len(cohort), weighted),
-            cohort,
-            reports,
-            common_gradient,
-            None,
-            self._gradient_cost,
-        )
+        averages = sum_one_by_one(len(cohort), weighted)
+        return build_outcome(self.start, averages, cohort, reports, self._gradient_cost, common_gradient)
 
     def _row(self, update: Update) -> CohortBuffers:
         """Return an update as the row of a cohort of one client, without copying it unless it is clipped."""

@@ -113,18 +113,8 @@ class SecureAttempt(RoundAttempt):
         for name in unavailable_means(self.training.algorithm, weighting, equal_steps):
             averages[name] = torch.full_like(self.z, math.nan)
         by_number = {client.number: client for client in self.cohort}
-        return build_outcome(
-            self.training,
-            self.round,
-            self.model,
-            self.z,
-            averages,
-            [by_number[update.client] for update in total.updates],
-            reports,
-            common_gradient,
-            None,
-            self._gradient_cost,
-        )
+        clients = [by_number[update.client] for update in total.updates]
+        return build_outcome(self.start, averages, clients, reports, self._gradient_cost, common_gradient)
 
     def _sum(
         self,

@@ -91,7 +91,7 @@ class ClientMemory:
         """
         create_folder(self.folder)
         tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-        write_atomically(self._file(state_version), save(tensors))
+        write_atomically(self._file(state_version), save(tensors), exclusive=True)
         for path in self.folder.glob("*.safetensors"):
             if path not in (self._file(state_version), self._file(previous)):
                 path.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class ClientMemory:
         """Count an answer to a training request on disk, and return the number of answers so far, with this one."""
         create_folder(self.folder)
         answers = self.answers() + 1
-        write_atomically(self.folder / ANSWERS, f"{answers}\n")
+        write_atomically(self.folder / ANSWERS, f"{answers}\n", exclusive=True)
         return answers
 
     def answers(self) -> int:

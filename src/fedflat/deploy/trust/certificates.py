@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedflat.errors import UserError
-from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.pem", "server.key"
 CURVE = ec.SECP384R1()
@@ -172,10 +172,7 @@ def _private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a file atomically; a private key is readable by its owner only, from the start."""
-    if path.suffix == ".key":
-        with explain_os_error(path):
-            path.with_name(path.name + ".part").touch(mode=0o600)  # the file that write_atomically fills and renames
-    write_atomically(path, data)
+    write_atomically(path, data, mode=0o600 if path.suffix == ".key" else 0o666)
 
 
 def start_commands(folder: Path, host: str, sites: int) -> str:

@@ -54,14 +54,21 @@ class Segmentation:
             logits: output of one head [n, classes, H, W].
             target: class of each pixel [n, H, W]; pixels with ``IGNORED`` are not valid.
         """
-        losses = _cross_entropy(logits, target).flatten(1)
-        valid_pixels = (target != IGNORED).flatten(1).sum(1)
-        hard_pixels = (valid_pixels.double() * self.hard).long().clamp(min=1).minimum(valid_pixels)
+        losses, hard_pixels = _cross_entropy(logits, target).flatten(1), self._hard_pixels(target)
         # Select as many pixels as an image without ignored ones needs, so that shapes do not depend on the data.
         most = max(1, int(self.hard * losses.shape[1]))
         highest_losses = losses.topk(most, 1).values  # ignored pixels have loss 0 and come last
         is_hard = torch.arange(most, device=losses.device) < hard_pixels[:, None]
         return torch.where(is_hard, highest_losses, 0).sum() / hard_pixels.sum().clamp(min=1)
+
+    def _hard_pixels(self, target: Tensor) -> Tensor:
+        """Number of pixels of each image [n] over which the loss is averaged, for classes [n, H, W]."""
+        valid_pixels = (target != IGNORED).flatten(1).sum(1)
+        return (valid_pixels.double() * self.hard).long().clamp(min=1).minimum(valid_pixels)
+
+    def weight(self, target: Tensor) -> Tensor:
+        """Return the number of pixels over which the loss of a batch is averaged: its weight in a mean over batches."""
+        return self._hard_pixels(target).sum()
 
     def sums(self, output: Output, target: Tensor) -> dict[str, Tensor]:
         """Return sums over the valid pixels of a batch, given logits [n, classes, H, W] and classes [n, H, W].

@@ -52,7 +52,7 @@ from fedflat.engines.ray.worker import problem_facts
 from fedflat.engines.ray.worker_pool import WorkerPool, worker_pool
 from fedflat.engines.round.aggregation import BLOCK, CohortWeights, weighted_sum, weights_by_samples
 from fedflat.engines.round.cohort_buffers import CohortBuffers, state_to_arrays, to_arrays
-from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, RoundStart, Training
 
 BLOCKS_PER_WORKER = 4
 """From this many blocks of ``BLOCK`` clients per worker on, workers train whole blocks and return only their sums."""
@@ -127,37 +127,28 @@ class RayEngine:
         """Train several groups of clients together on the workers, and average what each group sends."""
         cohort = [client for group in groups for client in group]
         with one_thread():
-            z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
+            start = RoundStart.of(training, round, model, server)
             initial_state = most_common_state(cohort)
-            broadcast = self._build_broadcast(training, round, z, server, model, cohort, initial_state)
+            broadcast = self._build_broadcast(start, cohort, initial_state)
             context = RoundContext(training, cohort, broadcast, self.ray.put(broadcast), None, initial_state)
-            common_gradient, gradient_cost = self._common_gradient(context, z)
+            common_gradient, gradient_cost = self._common_gradient(context, start.z)
             if common_gradient is not None:
                 context = context._replace(gradient_ref=self.ray.put(common_gradient.numpy()))
             weights = None
             if len(groups) == 1 and self._workers_return_sums(training, len(cohort)):
                 weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
             items, states = self._train_clients(context, weights)
-            results = CohortResults(context, model, z, common_gradient, items, states, gradient_cost)
+            results = CohortResults(context, start, common_gradient, items, states, gradient_cost)
             if weights is None:
-                return outcomes_from_rows(results, self._buffers_for(results), server, groups)
+                return outcomes_from_rows(results, self._buffers_for(results), groups)
             return [outcome_from_sums(results)]
 
-    def _build_broadcast(
-        self,
-        training: Training,
-        round: int,
-        z: Tensor,
-        server: States,
-        model: ModelState,
-        cohort: list[Client],
-        initial_state: Any,
-    ) -> Broadcast:
+    def _build_broadcast(self, start: RoundStart, cohort: list[Client], initial_state: Any) -> Broadcast:
         """Build the message with everything that all clients of a round read, as arrays.
 
-        ``z`` is the model that clients start from [parameters], and ``initial_state`` the state object of first-time
-        participants, or None. ``server`` is the server's state by slot.
+        ``initial_state`` is the state object of first-time participants, or None.
         """
+        training, round, model, server, z = start
         if self._training is None or self._training[0] is not training:
             # A new run with this engine: its states get a new key, and its rows may have other fields.
             self._training, self.cohort_buffers = (training, uuid.uuid4().hex), None
@@ -293,7 +284,9 @@ class RayEngine:
         cohort_size = len(results.context.cohort)
         if self.cohort_buffers is None or self.cohort_buffers.rows < cohort_size:
             sizes = self.problem.layout.size, self.problem.buffer_layout.size
-            self.cohort_buffers = CohortBuffers.new(results.context.training.algorithm, *sizes, cohort_size, results.z)
+            self.cohort_buffers = CohortBuffers.new(
+                results.context.training.algorithm, *sizes, cohort_size, results.start.z
+            )
         return self.cohort_buffers
 
     def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:

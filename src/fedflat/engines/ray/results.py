@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedflat.algorithms.algorithm import States
 from fedflat.algorithms.state import State
 from fedflat.engines.ray.messages import Broadcast
 from fedflat.engines.ray.scheduling import WorkItem
@@ -17,7 +16,7 @@ from fedflat.engines.round.aggregation import sum_of_blocks
 from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort import build_outcome, reduce_groups
 from fedflat.engines.round.cohort_buffers import CohortBuffers
-from fedflat.engines.round.contract import Client, Cost, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, Cost, Outcome, RoundStart, Training
 
 
 class RoundContext(NamedTuple):
@@ -49,8 +48,7 @@ class CohortResults(NamedTuple):
 
     Attributes:
         context: training, cohort and broadcast of the round.
-        model: the server's model before the round.
-        z: the model that clients started from [parameters].
+        start: what the round started from.
         common_gradient: the cohort's mean gradient at z [parameters], if the drift correction needs it.
         items: the work items; each has a ``TrainedClients`` as its result.
         states: each client's new state, in cohort order.
@@ -58,8 +56,7 @@ class CohortResults(NamedTuple):
     """
 
     context: RoundContext
-    model: ModelState
-    z: Tensor
+    start: RoundStart
     common_gradient: Tensor | None
     items: list[WorkItem]
     states: list[Mapping[str, State]]
@@ -72,12 +69,12 @@ class CohortResults(NamedTuple):
 
 
 def outcomes_from_rows(
-    results: CohortResults, cohort_buffers: CohortBuffers, server: States, groups: list[list[Client]]
+    results: CohortResults, cohort_buffers: CohortBuffers, groups: list[list[Client]]
 ) -> list[Outcome]:
     """The outcome of each group in a round in which workers returned every client's row, i.e. all that it sends.
 
     Copies the rows to ``cohort_buffers``, which have space for the whole cohort, and averages those of each group. The
-    cohort consists of the clients of all groups, in order. ``server`` is the server's state before the round, by slot.
+    cohort consists of the clients of all groups, in order.
     """
     for item in results.items:
         # Through numpy, which copies from the object store only once.
@@ -88,18 +85,7 @@ def outcomes_from_rows(
             sent.numpy()[item.rows] = rows[f"sent/{name}"]
     if results.common_gradient is not None:
         cohort_buffers.common_gradient.copy_(results.common_gradient)
-    return reduce_groups(
-        results.context.training,
-        results.context.broadcast.round,
-        results.model,
-        results.z,
-        cohort_buffers,
-        groups,
-        results.reports,
-        results.gradient_cost,
-        server,
-        results.states,
-    )
+    return reduce_groups(results.start, cohort_buffers, groups, results.reports, results.gradient_cost, results.states)
 
 
 def outcome_from_sums(results: CohortResults) -> Outcome:
@@ -118,18 +104,7 @@ def outcome_from_sums(results: CohortResults) -> Outcome:
         client._replace(state=state, statistics=client_statistics)
         for client, state, client_statistics in zip(cohort, results.states, statistics, strict=True)
     ]
-    return build_outcome(
-        training,
-        results.context.broadcast.round,
-        results.model,
-        results.z,
-        sums,
-        clients,
-        results.reports,
-        results.common_gradient,
-        None,  # no rows of single clients
-        results.gradient_cost,
-    )
+    return build_outcome(results.start, sums, clients, results.reports, results.gradient_cost, results.common_gradient)
 
 
 def most_common_state(cohort: list[Client]) -> Mapping[str, State] | None:

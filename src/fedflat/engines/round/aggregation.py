@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
@@ -57,7 +58,7 @@ class Aggregation:
             return weighted_sum(self._clipped(rows), weights)
         count = len(rows)
         # The median is the mean of what remains after dropping all but the middle one or two values.
-        dropped = (count - 1) // 2 if self.centre == "median" else int(self.trim * count)
+        dropped = (count - 1) // 2 if self.centre == "median" else int(self.trim * count + 1e-9)
         if 2 * dropped >= count:
             raise UserError(
                 f"a trimmed mean with trim={self.trim} drops all {count} clients; use a smaller trim or more clients"
@@ -66,11 +67,16 @@ class Aggregation:
         return centre
 
     def _clipped(self, rows: Tensor) -> Tensor:
-        """The rows [cohort, ...], shortened where their norm exceeds ``longest`` times the cohort's median norm."""
+        """The rows [cohort, ...], shortened where their norm exceeds ``longest`` times the cohort's median norm.
+
+        Rows that are not finite become zero, unless all are.
+        """
         norms = rows.reshape(len(rows), -1).norm(dim=1)
-        largest_norm = self.longest * norms.quantile(0.5)
+        is_finite = norms.isfinite()
+        largest_norm = self.longest * torch.where(is_finite, norms, math.nan).nanquantile(0.5)
         scale = (largest_norm / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
-        return _scale_rows(rows, scale)
+        kept = is_finite | ~is_finite.any()
+        return _scale_rows(torch.where(_column(kept, rows), rows, 0), torch.where(kept, scale, 0))
 
 
 class CohortWeights(NamedTuple):
@@ -155,8 +161,12 @@ def sum_of_blocks(partials: Sequence[Tensor]) -> Tensor:
 def _scale_rows(rows: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
     """Multiply each of the rows [cohort, ...] by its weight."""
     scale = weights if isinstance(weights, Tensor) else _tensor_like(weights, rows)
-    # Append dimensions of size 1 to the weights [cohort], so that each one multiplies a whole row.
-    return rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
+    return rows * _column(scale, rows)
+
+
+def _column(values: Tensor, rows: Tensor) -> Tensor:
+    """Append dimensions of size 1 to ``values`` [cohort], so that each applies to one of the rows [cohort, ...]."""
+    return values.reshape(-1, *[1] * (rows.ndim - 1))
 
 
 def _tensor_like(numbers: Sequence[float], like: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from fedflat.engines.round.aggregation import (
 )
 from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort_buffers import CohortBuffers
-from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, Training
+from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, RoundStart, Training
 from fedflat.engines.round.privacy import protect_means, protect_rows
 
 WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
@@ -61,9 +61,8 @@ def weighted_rows(
         weighted["buffers"] = cohort_buffers.statistics[:trained], weights.aggregation
     divisor = training.algorithm.drift.displacement_divisor
     if divisor is not None:
-        divisors = cohort_buffers.sent[f"drift.{divisor}"][:trained].clamp(
-            min=1
-        )  # a site must not inflate its displacement
+        # A site must not inflate its displacement.
+        divisors = cohort_buffers.sent[f"drift.{divisor}"][:trained].clamp(min=1)
         weighted["normalised"] = displacements / divisors[:, None], weights.aggregation
     fields = flat_fields(training.algorithm.message_fields())
     for name, rows in cohort_buffers.sent.items():
@@ -72,40 +71,32 @@ def weighted_rows(
 
 
 def reduce_rows(
-    training: Training,
-    round: int,
-    model: ModelState,
-    z: Tensor,
+    start: RoundStart,
     cohort_buffers: CohortBuffers,
     cohort: list[Client],
     reports: list[ClientReport],
     gradient_cost: Cost,
-    server: States,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> Outcome:
     """Build the outcome of a round from the rows of a trained cohort: their average, and the clients' new states.
 
     Args:
-        training: how clients trained.
-        round: number of the round.
-        model: the server's model before the round.
-        z: the model that clients started from [parameters].
+        start: what the round started from.
         cohort_buffers: the rows that the clients wrote.
         cohort: the clients, in the order of their rows.
         reports: their reports, in the same order.
         gradient_cost: cost of the common gradient, which the reports do not include.
-        server: the server's state before the round, by slot.
         states: their new states; None if these are in ``cohort_buffers``.
     """
-    count = len(cohort)
+    training, count = start.training, len(cohort)
     weights = CohortWeights.of(training.aggregation, [len(client.indices) for client in cohort])
     chosen_state: State = {}
     if training.algorithm.weights.are_chosen:
-        chosen, chosen_state = _chosen_weights(training, z, cohort_buffers, weights, cohort, server["weights"])
+        chosen, chosen_state = _chosen_weights(start, cohort_buffers, weights, cohort)
         weights = weights._replace(aggregation=chosen)
     weighted = weighted_rows(training, cohort_buffers, weights, reports, count)
     if training.aggregation.needs_rows:
-        averages = _robust_centres(training.aggregation, weighted, model)
+        averages = _robust_centres(training.aggregation, weighted, start.model)
     else:
         averages = {name: weighted_sum(rows, row_weights) for name, (rows, row_weights) in weighted.items()}
     if states is None:
@@ -117,21 +108,17 @@ def reduce_rows(
         clients.append(client._replace(state=states[row], statistics=statistics))
     common = cohort_buffers.common_gradient.clone() if training.algorithm.drift.full_gradient == "common" else None
     cohort_rows = CohortRows(cohort_buffers.displacement[:count], cohort_buffers.statistics[:count])
-    outcome = build_outcome(training, round, model, z, averages, clients, reports, common, cohort_rows, gradient_cost)
+    outcome = build_outcome(start, averages, clients, reports, gradient_cost, common, cohort_rows)
     outcome.message_means["weights"] |= chosen_state
     return outcome
 
 
 def reduce_groups(
-    training: Training,
-    round: int,
-    model: ModelState,
-    z: Tensor,
+    start: RoundStart,
     cohort_buffers: CohortBuffers,
     groups: list[list[Client]],
     reports: list[ClientReport],
     gradient_cost: Cost,
-    server: States,
     states: Sequence[Mapping[str, State]] | None = None,
 ) -> list[Outcome]:
     """Build the outcome of each of several groups of clients that trained together.
@@ -143,31 +130,23 @@ def reduce_groups(
         rows = slice(first, first + len(group))
         rows_of_group = cohort_buffers.part(rows) if len(groups) > 1 else cohort_buffers
         new_states = None if states is None else states[rows]
-        arguments = reports[rows], gradient_cost, server, new_states
-        outcomes.append(reduce_rows(training, round, model, z, rows_of_group, group, *arguments))
+        outcomes.append(reduce_rows(start, rows_of_group, group, reports[rows], gradient_cost, new_states))
         first, gradient_cost = rows.stop, Cost()  # a common gradient is counted once
     return outcomes
 
 
 def _chosen_weights(
-    training: Training,
-    z: Tensor,
-    cohort_buffers: CohortBuffers,
-    weights: CohortWeights,
-    cohort: list[Client],
-    state: State,
+    start: RoundStart, cohort_buffers: CohortBuffers, weights: CohortWeights, cohort: list[Client]
 ) -> tuple[Tensor, State]:
     """The weights [cohort] that the algorithm chooses, and what changes in the server state of its client weights.
 
     Args:
-        training: how clients trained.
-        z: the model that the server broadcast [parameters].
+        start: what the round started from.
         cohort_buffers: the rows that the clients wrote.
         weights: the weights of the run.
         cohort: the clients, in the order of their rows.
-        state: server state of the client weights.
     """
-    count = len(cohort)
+    training, z, count = start.training, start.z, len(cohort)
     rows = ClientRows(
         clients=torch.tensor([client.number for client in cohort], device=z.device),
         weights=torch.as_tensor(weights.aggregation, dtype=z.dtype, device=z.device),
@@ -176,7 +155,7 @@ def _chosen_weights(
         displacements=cohort_buffers.displacement[:count],
         sent={name: values[:count] for name, values in cohort_buffers.sent.items()},
     )
-    return training.algorithm.weights.choose(rows, state)
+    return training.algorithm.weights.choose(rows, start.server["weights"])
 
 
 def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: ModelState) -> dict[str, Tensor]:
@@ -201,31 +180,26 @@ def _robust_centres(aggregation: Aggregation, weighted: WeightedRows, model: Mod
 
 
 def build_outcome(
-    training: Training,
-    round: int,
-    model: ModelState,
-    z: Tensor,
+    start: RoundStart,
     averages: dict[str, Tensor],
     clients: list[Client],
     reports: list[ClientReport],
-    common_gradient: Tensor | None,
-    rows: CohortRows | None,
     gradient_cost: Cost,
+    common_gradient: Tensor | None,
+    rows: CohortRows | None = None,
 ) -> Outcome:
     """Build the outcome of a round.
 
     Args:
-        training: how clients trained.
-        round: number of the round.
-        model: the server's model before the round.
-        z: the model that clients started from [parameters].
+        start: what the round started from.
         averages: weighted means or robust centres of what clients sent, by name as in ``weighted_rows``.
         clients: the cohort with its new states.
         reports: the clients' reports, in the same order.
+        gradient_cost: cost of the common gradient, which the reports do not include.
         common_gradient: the cohort's mean gradient at z [parameters], if the drift needs it.
         rows: every client's row, where available.
-        gradient_cost: cost of the common gradient, which the reports do not include.
     """
+    training, round, model, _, z = start
     count, size = len(clients), len(z)
     lr_sums = _stack_scalars([report.lr_sum for report in reports], z)
     averages = protect_means(training, round, averages, lr_sums, count)
@@ -296,8 +270,8 @@ class CohortEngine(ABC):
         """
         cohort = [client for group in groups for client in group]
         cohort_buffers = self.allocate(training, len(cohort), model.weights)
-        z = training.algorithm.broadcast(model.weights, server)  # the model that clients start from
-        cohort_buffers.copy_inputs(z, server, model.buffers, cohort)
+        start = RoundStart.of(training, round, model, server)
+        cohort_buffers.copy_inputs(start.z, server, model.buffers, cohort)
         gradient_cost = Cost()
         if training.algorithm.drift.full_gradient == "common":  # clients need the cohort's mean gradient at z to train
             gradient_cost = self.compute_full_gradients(training, round, cohort_buffers, cohort)
@@ -305,7 +279,7 @@ class CohortEngine(ABC):
             cohort_buffers.common_gradient.copy_(weighted_sum(cohort_buffers.gradient[: len(cohort)], weights))
         reports = self.train_rows(training, round, cohort_buffers, cohort, model.integer_buffers)
         protect_rows(training, round, cohort_buffers, [client.number for client in cohort])
-        return reduce_groups(training, round, model, z, cohort_buffers, groups, reports, gradient_cost, server)
+        return reduce_groups(start, cohort_buffers, groups, reports, gradient_cost)
 
     @abstractmethod
     def allocate(self, training: Training, rows: int, like: Tensor) -> CohortBuffers:

@@ -74,6 +74,29 @@ class ModelState(NamedTuple):
     integer_buffers: dict[str, Tensor]
 
 
+class RoundStart(NamedTuple):
+    """What the server and all clients of a round start from.
+
+    Attributes:
+        training: how clients train.
+        round: number of the round, from 0.
+        model: the server's model.
+        server: the server's state by slot.
+        z: the model that clients start from [parameters].
+    """
+
+    training: Training
+    round: int
+    model: ModelState
+    server: States
+    z: Tensor
+
+    @classmethod
+    def of(cls, training: Training, round: int, model: ModelState, server: States) -> RoundStart:
+        """Compute z from the server's model and state."""
+        return cls(training, round, model, server, training.algorithm.broadcast(model.weights, server))
+
+
 class Client(NamedTuple):
     """A participating client.
 

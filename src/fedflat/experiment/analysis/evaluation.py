@@ -383,8 +383,8 @@ class _Evaluator:
         if self.data.train.groups is None or not text.startswith("natural"):
             return str(number)
         name = self._group_name(int(self.data.train.groups[int(indices[0])]))
-        is_divided = "largest=" in text  # large groups are divided over several clients
-        return f"{name} {number}" if is_divided else name
+        are_divided = "largest=" in text or "clients=" in text  # several clients may share a group
+        return f"{name} {number}" if are_divided else name
 
     def _group_name(self, group: int) -> str:
         return self.data.group_names[group] if self.data.group_names else str(group)

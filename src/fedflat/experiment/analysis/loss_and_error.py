@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -117,8 +118,12 @@ class LossAndError:
         yield from self._read_batches(self.sets[name]) if cached is None else cached
 
     def _read_batches(self, examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-        """Move the examples to the device batch by batch; yields normalised inputs and targets."""
-        for positions in torch.split(torch.arange(len(examples)), self._batch_size):
+        """Move the examples to the device batch by batch; yields normalised inputs and targets.
+
+        Batch sizes differ by at most one, because estimates of BatchNorm statistics weight batches equally.
+        """
+        batch_count = math.ceil(len(examples) / self._batch_size)
+        for positions in torch.tensor_split(torch.arange(len(examples)), batch_count):
             batch = take_on_device(self.problem, examples, positions)
             yield self.problem.normalised(batch.inputs), batch.targets
 

@@ -55,11 +55,12 @@ class Scorer:
         def outputs_by_class() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             """Yield batches of (labels, outputs, targets) with one row per label; an example's label is its target."""
             for batch, output in self._outputs(examples):
-                if batch.targets.ndim > 1:  # sequences: one row per position
-                    output = output.reshape(-1, output.shape[-1])
-                targets = batch.targets.reshape(-1)
-                counts = targets != IGNORED_TOKEN
-                yield targets[counts], output[counts], targets[counts]
+                targets = batch.targets
+                if targets.ndim > 1:  # sequences: every position becomes a sequence of length 1
+                    output, targets = output.reshape(-1, 1, output.shape[-1]), targets.reshape(-1, 1)
+                labels = targets.reshape(-1)
+                counts = labels != IGNORED_TOKEN
+                yield labels[counts], output[counts], targets[counts]
 
         return {label: scores_of(totals) for label, totals in self._totals_by_label(outputs_by_class()).items()}
 

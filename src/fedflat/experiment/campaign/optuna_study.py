@@ -207,9 +207,8 @@ class Study:
                 "trial": trial.number,
                 "state": states.get(trial.state.name.lower(), trial.state.name.lower()),
                 "values": dict(trial.params),
-                "score": trial.value
-                if trial.state.name == "COMPLETE"
-                else None,  # Optuna repeats a pruned trial's last
+                # Optuna repeats a pruned trial's last score as its value.
+                "score": trial.value if trial.state.name == "COMPLETE" else None,
                 "scores": {int(rounds): score for rounds, score in trial.intermediate_values.items()},
             }
             for trial in self._study.trials

@@ -75,11 +75,14 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
         records.setdefault(key, []).append(record)
     combinations = [_ranked_combination(varied, records[key]) for key, varied in settings.items()]
 
-    def sort_key(combination: RankedCombination) -> tuple[bool, float]:
-        """Sort the best mean score first and combinations without a score last."""
+    def sort_key(combination: RankedCombination) -> tuple[bool, bool, float]:
+        """Sort the best mean score first, combinations with diverged runs after all others, those without scores last.
+
+        The mean of a combination with diverged runs is that of the remaining seeds, and therefore not comparable.
+        """
         scores = combination.scores(split)
         mean = fmean(scores) if scores else 0.0
-        return not scores, mean if lower_is_better else -mean
+        return not scores, combination.diverged > 0, mean if lower_is_better else -mean
 
     return Ranking(split, metric, tuple(sorted(combinations, key=sort_key)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,15 +52,23 @@ def create_folder(path: Path) -> None:
             sync_folder(folder.parent)
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str, exclusive: bool = False, mode: int = 0o666) -> None:
     """Write a file atomically: to a temporary file first, which replaces ``path`` once its content is on disk.
 
     A killed process or a power failure thus leaves either the old content or the new one, never a mixture.
+
+    Args:
+        path: the file.
+        data: its new content.
+        exclusive: whether a lock keeps others from writing the file at the same time. The temporary file then has a
+            fixed name, so that the next write replaces one that a killed process has left.
+        mode: permissions of the file, before the umask is applied.
     """
-    temporary = path.with_name(path.name + ".part")
+    owner = "" if exclusive else f".{os.getpid()}-{threading.get_ident()}"
+    temporary = path.with_name(f"{path.name}{owner}.part")
     with explain_os_error(path):
         try:
-            _write(temporary, data, os.O_TRUNC, sync=True)
+            _write(temporary, data, os.O_TRUNC, sync=True, mode=mode)
             rename(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
@@ -94,10 +103,13 @@ def sync(path: Path) -> None:
         _write(path, b"", 0, sync=True)
 
 
-def _write(path: Path, data: bytes | str, flags: int, *, sync: bool) -> None:
-    """Write data to a file opened with additional ``flags`` of ``os.open``; ``sync`` waits until it is on disk."""
+def _write(path: Path, data: bytes | str, flags: int, *, sync: bool, mode: int = 0o666) -> None:
+    """Write data to a file opened with additional ``flags`` of ``os.open``; ``sync`` waits until it is on disk.
+
+    A new file has the permissions ``mode``, before the umask is applied.
+    """
     view = memoryview(data.encode() if isinstance(data, str) else data)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags | BINARY, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags | BINARY, mode)
     try:
         while view:  # a single call may write only some of the bytes
             view = view[os.write(descriptor, view) :]

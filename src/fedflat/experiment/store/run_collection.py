@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.experiment.store.files import LOCK_FILE, create_folder, locked, write_atomically
 
 COMPARISON, SWEEP = "comparison.json", "sweep.json"
 """Files of a comparison and of a sweep; ``runs`` lists the folders of their runs in order."""
@@ -16,16 +16,18 @@ COMPARISON, SWEEP = "comparison.json", "sweep.json"
 def save_order(folder: Path, runs: Sequence[Path]) -> None:
     """Store the order of a comparison's ``runs``; existing runs of earlier comparisons in ``folder`` come last."""
     names = [run.relative_to(folder).as_posix() for run in runs]
-    earlier = [name for name in _listed_runs(folder / COMPARISON) if (folder / name / "config.yaml").is_file()]
-    names += [name for name in earlier if name not in names]
     create_folder(folder)
-    write_atomically(folder / COMPARISON, json.dumps({"format": 1, "runs": names}, indent=1) + "\n")
+    with locked(folder, wait=True):
+        earlier = [name for name in _listed_runs(folder / COMPARISON) if (folder / name / "config.yaml").is_file()]
+        names += [name for name in earlier if name not in names]
+        write_atomically(folder / COMPARISON, json.dumps({"format": 1, "runs": names}, indent=1) + "\n")
 
 
 def forget_order(folder: Path) -> None:
     """Delete a comparison's file, and its folder if nothing else is in it, unless a run in it has begun."""
     if not runs_below(folder):
-        (folder / COMPARISON).unlink(missing_ok=True)
+        for name in (COMPARISON, LOCK_FILE):
+            (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             folder.rmdir()
 

@@ -109,13 +109,13 @@ class RunFolder:
         try:
             self._require_new()  # another process may have been first
             create_folder(self.path / "state")
-            write_atomically(self.path / "partition.json", json.dumps(inputs) + "\n")
+            self._write(self.path / "partition.json", json.dumps(inputs) + "\n")
             if plugins := plugins_to_record(config.to_yaml()):
-                write_atomically(self.path / PLUGINS, json.dumps(plugins) + "\n")
+                self._write(self.path / PLUGINS, json.dumps(plugins) + "\n")
             averages = [average_name(average) for average in algorithm(config.algorithm).averages]
             self.write_status("running", metric=metric, lower_is_better=lower_is_better, averages=averages)
             # The config comes last, because a folder with a config counts as a run.
-            write_atomically(self.path / "config.yaml", config.to_yaml())
+            self._write(self.path / "config.yaml", config.to_yaml())
         except BaseException:
             self.release_lock()
             raise
@@ -231,7 +231,12 @@ class RunFolder:
 
     def write_status(self, status: str, **details: Any) -> None:
         """Write status.json, with ``details`` as further keys."""
-        write_atomically(self.path / "status.json", json.dumps({"status": status, **details}) + "\n")
+        self._write(self.path / "status.json", json.dumps({"status": status, **details}) + "\n")
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        """Write a file of a run that this process has locked."""
+        write_atomically(path, text, exclusive=True)
 
     def append(self, name: str, entry: Mapping[str, Any]) -> None:
         """Append an entry to the log ``name``, as one line of JSON."""
@@ -245,7 +250,7 @@ class RunFolder:
         """Cut the logs to their state after ``rounds`` rounds, when metrics.jsonl had ``metrics_length`` bytes."""
         truncate(self.path / "metrics.jsonl", metrics_length)
         timing = [line for line in self.timing() if line["round"] <= rounds]
-        write_atomically(self.path / "timing.jsonl", "".join(json.dumps(line) + "\n" for line in timing))
+        self._write(self.path / "timing.jsonl", "".join(json.dumps(line) + "\n" for line in timing))
 
     def metrics_length(self) -> int:
         """Size of metrics.jsonl in bytes."""

@@ -29,7 +29,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     stored = json.loads(json.dumps({**header, "format": FORMAT}))  # the values that a reader will see
     stored["sha256"] = checksum(contiguous, stored)
-    write_atomically(path, save(contiguous, {"fedflat": json.dumps(stored)}))
+    write_atomically(path, save(contiguous, {"fedflat": json.dumps(stored)}), exclusive=True)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

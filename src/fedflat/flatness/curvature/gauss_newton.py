@@ -29,7 +29,7 @@ def factored_products(
     vectors: Sequence[Sequence[Tensor]],
     *,
     empirical_fisher: bool,
-    examples: int,
+    shares: Tensor,
 ) -> list[Sequence[Tensor]]:
     """Return the products of one batch's Gauss-Newton or empirical Fisher matrix with each vector.
 
@@ -39,11 +39,12 @@ def factored_products(
         parameters: the leaves of the output's graph.
         vectors: the vectors, each with one tensor per parameter.
         empirical_fisher: whether to use the empirical Fisher matrix instead of the Gauss-Newton matrix.
-        examples: number of examples in the batch.
+        shares: share of each example in the batch's mean loss [examples].
 
     Returns:
         The products, each with one tensor per parameter.
     """
+    examples = len(shares)
     if not isinstance(output, Tensor) or (empirical_fisher and len(output) != examples):
         kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise UserError(f"the model returned {kind}; this matrix needs a tensor with one row per example ({examples})")
@@ -59,8 +60,9 @@ def factored_products(
             [pulled_back[index] for index in connected], u, [vector[index] for index in connected], retain_graph=True
         )
         if empirical_fisher:
-            rows = slope.detach().flatten(1)  # r_j / n
-            curved = (examples * rows * (rows * pushed.flatten(1)).sum(1, keepdim=True)).view_as(output)
+            rows = slope.detach().flatten(1)  # s_j r_j, where s_j is the share of example j
+            scale = (1 / shares).nan_to_num(posinf=0.0)[:, None]  # an example without share has gradient 0
+            curved = (scale * rows * (rows * pushed.flatten(1)).sum(1, keepdim=True)).view_as(output)
         elif slope.requires_grad:
             (curved,) = torch.autograd.grad(slope, copy, pushed, retain_graph=True)  # R J v / n
         else:  # the loss is linear in the output

@@ -91,9 +91,13 @@ def _stretched_subspace(operator: Operator, count: int, seed: int, vectors: Tens
     if not count:
         return torch.zeros(0), eigenvectors
     sketch = operator(torch.stack([operator.rademacher(seed, "sketch", number) for number in range(count)]))
+    smallest = torch.finfo(sketch.dtype).eps * operator.size**0.5 * sketch.norm(dim=1).max()
     for _ in range(2):  # once leaves rounding errors, twice is orthogonal to working precision
         sketch = sketch - (sketch @ eigenvectors.T) @ eigenvectors
-        sketch = torch.linalg.qr(sketch.T).Q.T
+        orthonormal, triangular = torch.linalg.qr(sketch.T)
+        # If nothing but rounding errors is left of a vector, QR replaces it by an arbitrary one.
+        sketch = orthonormal.T[triangular.diagonal().abs() > smallest]
+        smallest = smallest.new_zeros(())
     return (sketch * operator(sketch)).sum(1).double().cpu(), torch.cat([eigenvectors, sketch])
 
 

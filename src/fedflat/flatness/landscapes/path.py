@@ -72,8 +72,8 @@ def path_landscape(
     (a_name, a), (b_name, b) = models.items()
     positions = np.linspace(-beyond, 1 + beyond, points)
     # The two models themselves are always evaluated, because the height of a barrier is relative to their losses.
-    missing_ends = [end for end in (0.0, 1.0) if not np.isclose(positions, end).any()]
-    axis = tuple(sorted([*positions.tolist(), *missing_ends]))
+    is_end = np.isclose(positions, 0.0) | np.isclose(positions, 1.0)  # up to rounding errors
+    axis = (*sorted([*positions[~is_end].tolist(), 0.0, 1.0]),)
     values = evaluate_models(measure, _interpolate(a, b, axis, control), len(axis), progress)
     distance = float((b.weights.double() - a.weights.double()).norm())
     marks = measure_marks(measure, [Mark(a_name, (0.0,)), Mark(b_name, (1.0,))], [a, b])
