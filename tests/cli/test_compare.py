@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from fedflat import compare
 from fedflat.averaging import AVERAGES
 from fedflat.cli.experiments.compare import read_seeds
 from fedflat.cli.shared.several_runs import print_comparison, verdict
@@ -99,7 +100,7 @@ def test_json_has_rows_targets_and_runs(fedflat, compared, small):
         "--seeds",
         "2",
         "--target",
-        "0.05",
+        "0.05,0.05",
         "--json",
         "--out",
         compared,
@@ -339,6 +340,17 @@ def test_server_models_of_runs_with_different_averages_share_a_row():
     runs = [record("fedavg", 0, 0.5), with_average("fedavg+swa", 0, begins=99), with_average("fedavg+ema", 0, begins=1)]
     assert [row.label for row in Comparison(runs).rows()] == ["fedavg", "fedavg+ema"]
     assert len(Comparison([record("fedavg", 0, 0.5), record("fedavg", 0, 0.6, model="lenet5")]).rows()) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"), [("seed=5", "sets seed itself; list seeds"), ("algorithm=scaffold", "as an argument")]
+)
+def test_settings_that_a_comparison_varies_are_refused(fedflat, setting, says):
+    refused = fedflat("compare", "fedavg", "--set", setting)
+    assert refused.exit_code == 2 and says in refused.stderr
+    name, _, value = setting.partition("=")
+    with pytest.raises(UserError, match=f"sets {name} itself"):
+        compare(["fedavg"], **{name: value})
 
 
 @pytest.mark.parametrize(

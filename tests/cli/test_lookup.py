@@ -151,4 +151,6 @@ def test_built_in_datasets_are_complete(fedflat):
     assert "digits is complete" in fedflat("data", "get", "digits").stdout
     assert json.loads(fedflat("data", "get", "digits", "--json").stdout)["name"] == "digits"
     assert "no files" in fedflat("data", "verify", "digits").stdout
+    missing = fedflat("data", "verify", "cifar10", "--data-dir", "my data").stderr
+    assert "fedflat data get cifar10 --data-dir 'my data'" in " ".join(missing.split())
     assert json.loads(fedflat("data", "verify", "digits", "--json").stdout)["files"] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,11 @@ def test_ranking_by_the_test_set_without_validation(fedflat):
     assert "[6/6] fedsam(rho=0.1), seed 1: finished after 1 round" in result.stderr
 
 
+def test_the_table_shows_settings_that_have_their_default(fedflat):
+    Path("mine.yaml").write_text(SWEEP.partition("grid:")[0] + "list: [{lr: 0.2}, {algorithm: fedsam}]\n")
+    assert "–" not in fedflat("sweep", "mine.yaml", "--no-probe", "--quiet").stdout
+
+
 def test_json(fedflat, swept):
     file, out = swept
     result = fedflat("sweep", file, "--out", out, "--json")
@@ -98,6 +104,8 @@ def test_json(fedflat, swept):
         ),
         (TUNE, "use fedflat tune mine.yaml"),
         ("grid: {seed: [0", "YAML"),
+        (TUNE.replace("space", "prune: {min_rounds: 0}, space"), "tune.prune.min_rounds: input should be greater"),
+        (TUNE.replace("space", "prune: 5, space"), "true, false, or a mapping with min_rounds, reduction"),
     ],
 )
 def test_user_errors_are_one_line(fedflat, text, words):
@@ -127,7 +135,8 @@ def test_a_mistake_that_fails_every_run_is_an_invalid_request(fedflat):
 
 
 def test_branch(fedflat, swept):
-    origin = swept[1] / "fedavg--seed-0"
+    origin = shutil.copytree(swept[1] / "fedavg--seed-0", "a@3")
+    assert fedflat("branch", origin, "fedavg", "--rounds", "3", "--out", "whole").exit_code == 0
     result = fedflat("branch", f"{origin}@2", "fedavg", "fedsam", "--rounds", "4", "--out", "out", "--json")
     document = json.loads(result.stdout)
     assert [run["name"] for run in document["runs"]] == ["fedavg", "fedsam"] and Path("out/start.safetensors").exists()

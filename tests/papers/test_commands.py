@@ -215,6 +215,7 @@ def test_a_whole_paper_at_once(fedflat):
         (("fedswa/table3", "--csv", "nowhere/r.csv"), "nowhere/r.csv"),
         (("fedswa/table3", "--seeds", "none"), "--seeds 'none'"),
         (("fedswa", "--cells", "fedavg/*"), "18"),
+        (("fedswa/table3", "--representative", "--cells", "fedavg/*"), "--cells and --representative exclude"),
         (("fedswa/table6", "--set", "training.lr", "--scale", "small"), "--set 'training.lr'"),
     ],
 )
@@ -238,6 +239,10 @@ def test_list_cells_and_markdown_need_one_table(fedflat):
         result = fedflat(*arguments)
         assert result.exit_code == 2
         assert "fedswa/table3 --list-cells" in result.stderr
+    both = fedflat("papers", "fedswa/table2", "--measured", "--list-cells")
+    assert both.exit_code == 2 and "exclude each other" in both.stderr
+    missing = fedflat("papers", "fedswa/table3", "--markdown", "nowhere/table.md")
+    assert missing.exit_code == 2 and "folder nowhere does not exist" in missing.stderr
 
 
 def test_titles_of_tables_and_figures(fedflat):

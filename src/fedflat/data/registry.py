@@ -7,6 +7,7 @@ A text such as ``pacs(test_domain=sketch,size=64)`` names a dataset with paramet
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 
 from fedflat.data.dataset import Dataset, Examples
@@ -171,7 +172,9 @@ def verify(text: str, data_dir: str | Path | None = None) -> tuple[FileReport, .
     Returns:
         One report per file: its path, its hash, and whether the hash is the known one.
     """
-    return dataset_source(text).verify(resolve_data_dir(data_dir))
+    source, directory = dataset_source(text), resolve_data_dir(data_dir)
+    _ensure_complete(source, directory, download=False, progress=None)
+    return source.verify(directory)
 
 
 def _ensure_complete(source: DatasetSource, directory: Path, download: bool, progress: Progress | None) -> None:
@@ -186,6 +189,7 @@ def _ensure_complete(source: DatasetSource, directory: Path, download: bool, pro
     if not source.missing(directory):
         return
     if not download or not source.downloads:
-        command = f", or run 'fedflat data get {source.name}'" if source.downloads else ""
+        folder = "" if directory == resolve_data_dir(None) else f" --data-dir {shlex.quote(str(directory))}"
+        command = f", or run 'fedflat data get {source.name}{folder}'" if source.downloads else ""
         raise UserError(f"{source.name} is incomplete; {source.file_instructions(directory)}{command}")
     download_source(source, directory, progress)

@@ -322,6 +322,10 @@ class Config(SettingsGroup):
         last = self.training.rounds
         return rounds % self.evaluation.every == 0 or rounds > last - self.evaluation.final or rounds == last
 
+    def last_evaluation(self, rounds: int) -> int:
+        """The round of the last evaluation in a run of ``rounds`` rounds; the initial model is always evaluated."""
+        return next((each for each in range(rounds, self.init_rounds, -1) if self.is_evaluated(each)), self.init_rounds)
+
     def fixed_settings(self) -> dict[str, Any]:
         """The settings that must not change between a run's first round and its last, as nested values."""
         return self.model_dump(mode="json", exclude=MAY_CHANGE)

@@ -86,9 +86,12 @@ def reproduce(
         raise one_of("scale", scale, SCALES)
     if cells and len(tables) > 1:
         raise UserError(f"--cells needs a single table, but '{name}' means {len(tables)}; e.g. {tables[0].full_name}")
+    from fedflat.experiment.store.files import require_folder
+
+    if cells and representative:
+        raise UserError("--cells and --representative exclude each other; use one of them")
     for file in filter(None, (markdown, as_csv)):
-        if not file.absolute().parent.is_dir():
-            raise UserError(f"{file} cannot be written: folder {file.parent} does not exist")
+        require_folder(file)
     deviations = _deviations(scale == "small", rounds, data_dir, assignments)
     root = out or RUNS / "reproduce" / _folder_name(deviations)
     documents: list[dict[str, Any]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.ranking import Split
-    from fedflat.experiment.campaign.sweep import Sweep, SweepResult
+    from fedflat.experiment.campaign.sweep import Sweep, SweepResult, SweepRun
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
 MAX_ROWS = 40
@@ -233,8 +234,16 @@ ORIGINS = {"here": "done now", "before": "there already", "elsewhere": "done by 
 def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     """Print the combinations of a sweep, best first, and how many runs were done now, before, or by another process."""
     from fedflat.experiment.campaign.ranking import ranking
+    from fedflat.experiment.config import setting_names
 
-    ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
+    known = set(setting_names())
+    varied_settings = [name for result in results for name in result.run.varied if name in known]
+
+    def values_of(run: SweepRun) -> dict[str, Any]:
+        """The varied settings of a run, also those that have their default in this run."""
+        return {name: attrgetter(name)(run.config) for name in varied_settings} | run.varied
+
+    ranked = ranking((values_of(result.run), result.record) for result in results if result.record is not None)
     if ranked.split == "validation":
         order, splits = "best first by validation", SPLITS
     else:

@@ -40,12 +40,16 @@ def papers(
 
     Example: fedflat papers fedswa/table3
     """
-    from fedflat.experiment.store.files import write_atomically
+    from fedflat.experiment.store.files import require_folder, write_atomically
     from fedflat.papers import Paper, PaperTable, find
     from fedflat.papers import papers as all_papers
     from fedflat.papers.document import paper_document, table_document, table_markdown
 
     item = None if name is None else find(name)
+    if markdown is not None:
+        require_folder(markdown)
+    if measured and list_cells:
+        raise UserError("--measured and --list-cells exclude each other; use one of them")
     if measured:
         _print_measured(name, dataset, method, results, markdown, as_json)
         return

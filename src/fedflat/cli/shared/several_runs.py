@@ -32,7 +32,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
 
     ``missing`` is the number of runs of the comparison that have not begun.
     """
-    rows = []
+    rows, targets = [], list(dict.fromkeys(targets))
     tables = zip(comparison.table(targets), comparison.rows(), comparison.differing_settings(), strict=True)
     for row, runs_of_row, settings in tables:
         rounds_to = []
@@ -69,7 +69,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = (), miss
 
     ``missing`` is the number of runs of the comparison that have not begun.
     """
-    console, metric = screen(), comparison.metric
+    console, metric, targets = screen(), comparison.metric, list(dict.fromkeys(targets))
     rows = comparison.table(targets)
     counts = evaluation_counts(rows)
     most_seeds = max((row["seeds"] for row in rows), default=0)

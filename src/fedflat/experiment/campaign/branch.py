@@ -93,7 +93,8 @@ class BranchPoint:
 
 def branch_point(text: str) -> BranchPoint:
     """The model named by ``RUN@ROUND``; ``RUN`` alone is the run's newest model."""
-    path, separator, rounds = text.rpartition("@")
+    # A folder name may contain any character.
+    path, separator, rounds = ("", "", text) if Path(text).is_dir() else text.rpartition("@")
     run = Path(path if separator else text)
     record = load_record(run)
     if record.config.federation.privacy is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +47,13 @@ class ResumableRun(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.config.algorithm}, seed {self.config.seed}"
+
+
+def require_no_choice(names: Iterable[str], remedies: Mapping[str, str]) -> None:
+    """Raise a ``UserError`` if the settings ``names`` include one that a comparison varies, a key of ``remedies``."""
+    for name in names:
+        if name in remedies:
+            raise UserError(f"a comparison sets {name} itself; {remedies[name]} instead")
 
 
 def compare(

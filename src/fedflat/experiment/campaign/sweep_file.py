@@ -11,9 +11,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import setting_names
@@ -54,6 +54,10 @@ class Halving(SettingsGroup):
     reduction: int = Field(3, ge=2, description="at each rung, one trial in this many continues")
 
 
+_SWITCH_OR_HALVING = Discriminator(lambda value: "bool" if isinstance(value, bool) else "Halving")
+"""Without it, an invalid ``Halving`` would be reported as an invalid boolean."""
+
+
 class Tune(SettingsGroup):
     """A search for the settings with the best validation metric."""
 
@@ -62,7 +66,7 @@ class Tune(SettingsGroup):
     seeds: list[int] = Field([0], min_length=1, description="seeds of every trial, whose scores are averaged")
     sampler: Literal["tpe", "random"] = Field("tpe", description="tpe (learns from earlier trials) or random")
     sampler_seed: int = Field(0, ge=0, description="seed of the sampler")
-    prune: bool | Halving = Field(
+    prune: Annotated[Annotated[bool, Tag("bool")] | Annotated[Halving, Tag("Halving")], _SWITCH_OR_HALVING] = Field(
         False,
         description="stop trials that are below the median of the others at the same round (true), or by successive "
         "halving (min_rounds, reduction)",
@@ -135,9 +139,14 @@ def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[st
             valid = {"keep": list(Keep.model_fields), **keys}.get(str(first["loc"][0]), known)
             raise one_of("key", key, valid, owner=f"{section} of {where}") from None
         message = first["msg"]
-        location = location.replace(f".{SearchRange.__name__}", "")  # the first member of a union
-        if first["type"] == "model_type" and first["ctx"]["class_name"] == SearchRange.__name__:
-            message = f"expected a list of values, or a range with {', '.join(SearchRange.model_fields)}"
+        # Members of unions, and what their alternatives are.
+        for member, alternatives in (
+            (SearchRange, "a list of values, or a range"),
+            (Halving, "true, false, or a mapping"),
+        ):
+            location = location.replace(f".{member.__name__}", "")
+            if first["type"] == "model_type" and first["ctx"]["class_name"] == member.__name__:
+                message = f"expected {alternatives} with {', '.join(member.model_fields)}"
         raise UserError(f"{where}: {location}: {message[0].lower()}{message[1:]}") from None
 
 

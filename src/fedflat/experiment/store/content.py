@@ -138,6 +138,14 @@ def check_rounds(
             f"metrics.jsonl ends at round {last} and config.yaml has {limit} rounds; restore the changed file, or "
             f"delete status.json and use fedflat resume {path}"
         )
+    if status["status"] in ENDED_STATUSES and "rounds" in status:
+        # The round of divergence is not evaluated.
+        completed = rounds - 1 if status["status"] == "diverged" else rounds
+        if last < config.last_evaluation(completed) or (not history and status["status"] == "finished"):
+            raise DamagedFile(
+                f"{path / 'metrics.jsonl'} has lost lines: it ends at round {last}, but the run {status['status']} "
+                f"after {rounds} rounds; restore it, or copy the run again"
+            )
     if history and "metric" in status and status["metric"] not in history[-1]["test"]["server"]:
         raise DamagedFile(
             f"{path / 'metrics.jsonl'} and status.json are of different runs: the metric is {status['metric']}, but "

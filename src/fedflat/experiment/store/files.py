@@ -43,6 +43,12 @@ def explain_os_error(path: Path, doing: str = "write") -> Iterator[None]:
         ) from None
 
 
+def require_folder(file: Path) -> None:
+    """Raise a ``UserError`` unless the folder of a file exists."""
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"{file} cannot be written: folder {file.parent} does not exist; create it first")
+
+
 def create_folder(path: Path) -> None:
     """Create a folder and its parents; durable on return."""
     with explain_os_error(path, "create the folder"):

@@ -14,7 +14,6 @@ from fedflat.display import counted
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import is_weights_file
 from fedflat.experiment.config import Config
-from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.reporting.comparison import Comparison
@@ -86,17 +85,8 @@ def _folders_with(path: Path, name: str) -> set[Path]:
 
 def _load_complete(path: Path) -> Record:
     """Load the record of a run folder; raise a ``UserError`` if the folder is incomplete."""
-    record, folder = load_record(path), RunFolder(path)
-    folder.partition()  # raises an error if it is incomplete
-    rounds = int(folder.status().get("rounds", 0))
-    last_evaluated = int(record.history[-1]["round"]) if record.history else 0
-    evaluable = rounds - 1 if record.status == "diverged" else rounds  # the round of divergence is not evaluated
-    # An ended run whose last evaluations are missing was copied while it was running.
-    if record.status in ENDED_STATUSES and evaluable - last_evaluated >= record.config.evaluation.every:
-        raise UserError(
-            f"{path} is incomplete: it ended after {rounds} rounds, but metrics.jsonl ends at {last_evaluated}; "
-            "copy it again"
-        )
+    record = load_record(path)
+    RunFolder(path).partition()  # raises an error if it is incomplete
     return record
 
 
