@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedflat.papers import find_table
-from fedflat.papers.document import outcome_rows
+from fedflat.papers.document import outcome_row
 from fedflat.papers.numbers import Best, Eigenvalue, Last, Mean, RoundsTo, parse_number
 from fedflat.papers.outcome import CellOutcome, MeasuredRun, outcomes, tolerance, value_of
 from fedflat.papers.plan import Deviations, ReproductionPlan, make_plan
@@ -267,9 +267,9 @@ def test_seconds_are_never_judged():
 def test_an_unreached_target_is_shown_with_the_planned_rounds():
     short = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 21), deviations=Deviations(small=True))
     assert short.unreached_in == 20
-    assert outcome_rows([short])[0][2] == "20+"
+    assert outcome_row(short)[2] == "20+"
     reached = judged("fedwmsam/table3", "fedavg/0.7", measured([0.1] * 20 + [0.8]), deviations=Deviations(small=True))
-    assert (reached.unreached_in, outcome_rows([reached])[0][2]) == (None, "20")
+    assert (reached.unreached_in, outcome_row(reached)[2]) == (None, "20")
 
 
 def test_another_number_of_natural_clients_is_reported():

@@ -87,18 +87,13 @@ def table_markdown(table: PaperTable) -> str:
     return f"**{table.full_name}** {table.file.caption}\n\n{markdown(heads, printed_rows(table))}"
 
 
-def outcome_rows(outcomes: Sequence[CellOutcome]) -> list[list[str]]:
-    """Return one row per cell, with the columns ``OUTCOME_COLUMNS``."""
-    return [_outcome_row(outcome) for outcome in outcomes]
-
-
 def small_rows(outcomes: Sequence[CellOutcome]) -> list[list[str]]:
     """Return one row per cell at small scale, with the columns ``SMALL_COLUMNS``."""
     rows = []
     for outcome in outcomes:
         # "small scale" holds for every row, so it is not repeated in each.
         remark = "" if outcome.remark == SMALL_SCALE else outcome.remark
-        cell, published, measured, seeds, *_ = _outcome_row(outcome)
+        cell, published, measured, seeds, *_ = outcome_row(outcome)
         stand_ins = "; ".join(outcome.stand_ins)
         rows.append([cell, published, measured, seeds, stand_ins, f"{outcome.seconds:.1f}", remark])
     return rows
@@ -159,7 +154,7 @@ def shown_values(values: Sequence[float], unit: str) -> str:
     return f"{mean} ± {shown_number(stdev(values), unit)}" if len(values) > 1 else mean
 
 
-def _outcome_row(outcome: CellOutcome) -> list[str]:
+def outcome_row(outcome: CellOutcome) -> list[str]:
     """Return the outcome of a cell as texts, in the columns ``OUTCOME_COLUMNS``.
 
     A target that no seed reached in 1000 rounds is shown as ``1000+``.

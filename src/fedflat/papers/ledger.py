@@ -17,7 +17,7 @@ from typing import Any
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config
 from fedflat.papers.cells import Cell
-from fedflat.papers.document import outcome_rows, outcomes_document, shown_values
+from fedflat.papers.document import outcome_row, outcomes_document, shown_values
 from fedflat.papers.library import find_cell, find_table, papers, slug
 from fedflat.papers.numbers import Gain
 from fedflat.papers.outcome import CellOutcome, RunNumber, gain_outcome, judge
@@ -96,7 +96,7 @@ class LedgerEntry:
 
     def row(self) -> list[str]:
         """Return the entry as texts, in the columns ``LEDGER_COLUMNS``."""
-        name, published, measured, _, difference, _, verdict, remark = outcome_rows([self.outcome])[0]
+        name, published, measured, _, difference, _, verdict, remark = outcome_row(self.outcome)
         others = [shown_values(values, self.cell.unit) for values in (self.released, self.tuned)]
         minutes = f"{self.minutes:.1f}" if self.results else ""
         with_value = len(self.outcome.values)

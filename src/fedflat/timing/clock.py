@@ -40,19 +40,16 @@ WAIT_SECONDS: float = 60.0
 
 CLOCK_PARTS: Registry[type[Any]] = Registry("part of a clock", see="fedflat settings")
 """Parts of clocks by name."""
-for _name, _part in {
-    "constant": ConstantSpeed,
-    "lognormal": LognormalSpeed,
-    "tiers": TieredSpeed,
-    "trace": TracedSpeed,
-    "uplink": Uplink,
-    "downlink": Downlink,
-    "latency": Latency,
-    "diurnal": Diurnal,
-    "markov": Markov,
-    "sessions": Sessions,
-}.items():
-    CLOCK_PARTS.register(_name, _part)
+CLOCK_PARTS.register("constant", ConstantSpeed)
+CLOCK_PARTS.register("lognormal", LognormalSpeed)
+CLOCK_PARTS.register("tiers", TieredSpeed)
+CLOCK_PARTS.register("trace", TracedSpeed)
+CLOCK_PARTS.register("uplink", Uplink)
+CLOCK_PARTS.register("downlink", Downlink)
+CLOCK_PARTS.register("latency", Latency)
+CLOCK_PARTS.register("diurnal", Diurnal)
+CLOCK_PARTS.register("markov", Markov)
+CLOCK_PARTS.register("sessions", Sessions)
 
 
 @dataclass(frozen=True)

@@ -230,14 +230,11 @@ class FedAsync(Asynchronous):
 
 POLICIES: Registry[type[Any]] = Registry("policy", see="fedflat settings")
 """Policies by name."""
-for _name, _policy in {
-    "wait": Wait,
-    "over-select": OverSelect,
-    "deadline": Deadline,
-    "fedbuff": FedBuff,
-    "fedasync": FedAsync,
-}.items():
-    POLICIES.register(_name, _policy)
+POLICIES.register("wait", Wait)
+POLICIES.register("over-select", OverSelect)
+POLICIES.register("deadline", Deadline)
+POLICIES.register("fedbuff", FedBuff)
+POLICIES.register("fedasync", FedAsync)
 
 
 def policy_spec(text: str) -> Policy:

@@ -331,12 +331,12 @@ def _print_outcomes(outcomes: Sequence[CellOutcome], document: dict[str, Any]) -
     """Print one row per cell, the rule for verdicts, how many cells have each verdict, and where the files are."""
     from rich.text import Text
 
-    from fedflat.papers.document import OUTCOME_COLUMNS, outcome_rows
+    from fedflat.papers.document import OUTCOME_COLUMNS, outcome_row
 
     colours = {"within": "green", "above": "yellow", "below": "yellow", "diverged": "red", "censored": "yellow"}
     verdict_column = OUTCOME_COLUMNS.index("verdict")
     rows = []
-    for texts in outcome_rows(outcomes):
+    for texts in map(outcome_row, outcomes):
         verdict = texts[verdict_column]
         coloured = Text(verdict, style=colours.get(verdict, ""))
         rows.append([*texts[:verdict_column], coloured, *texts[verdict_column + 1 :]])
@@ -392,10 +392,11 @@ def _write_outcomes(
 ) -> None:
     """Write the outcomes of all tables as Markdown and CSV, if requested."""
     from fedflat.experiment.store.files import write_atomically
-    from fedflat.papers.document import OUTCOME_COLUMNS, SMALL_COLUMNS, markdown, outcome_rows, small_rows
+    from fedflat.papers.document import OUTCOME_COLUMNS, SMALL_COLUMNS, markdown, outcome_row, small_rows
     from fedflat.reporting.tables.files import csv_text
 
-    columns, values = (SMALL_COLUMNS, small_rows(outcomes)) if small else (OUTCOME_COLUMNS, outcome_rows(outcomes))
+    columns = SMALL_COLUMNS if small else OUTCOME_COLUMNS
+    values = small_rows(outcomes) if small else [outcome_row(outcome) for outcome in outcomes]
     columns = ("table", *columns)
     rows = [[outcome.cell.table, *outcome_values] for outcome, outcome_values in zip(outcomes, values, strict=True)]
     if markdown_file is not None:

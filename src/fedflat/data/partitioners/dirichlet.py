@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ class Dirichlet(ClassCountPartitioner):
 
     sizes = "equal or lognormal"
     citation = "Acar et al. 2021 (FedDyn)"
-    examples = ("dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)")
+    examples: ClassVar[tuple[str, ...]] = ("dirichlet(alpha=0.6)", "dirichlet(alpha=0.1)", "dirichlet(alpha=0)")
     alpha: float = param(0.1, ALPHA_HELP, low=0, positional=True)
     sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
@@ -48,7 +49,7 @@ class Dirichlet(ClassCountPartitioner):
 
 
 @dataclass(frozen=True)
-class DirichletReuse(ClassCountPartitioner):
+class DirichletReuse(Dirichlet):
     """Like ``dirichlet``, but the examples of an exhausted class are assigned again: some go to several clients.
 
     The clients together get as many examples as the training set has; since some are assigned several times, others go
@@ -58,11 +59,8 @@ class DirichletReuse(ClassCountPartitioner):
     """
 
     disjoint = False
-    sizes = "equal or lognormal"
     citation = "released code of FedSWA, FedWMSAM, FedLESAM and FL-Simulator"
     examples = ("dirichlet-reuse(alpha=0.1)",)
-    alpha: float = param(0.1, ALPHA_HELP, low=0, positional=True)
-    sigma: float = param(0.0, SIGMA_HELP, low=0, high=10)
 
     def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
         """Decide how many examples of each class every client gets; a class may be drawn more often than it occurs."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedflat.flatness import Objective, norms_of, sharpness_of, spectrum_of
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
-from fedflat.flatness.curvature.layers import diagonal_block
+from fedflat.flatness.curvature.layers import diagonal_blocks
 from fedflat.flatness.curvature.operator import Operator
 
 RHO = 0.05
@@ -36,14 +36,12 @@ def _norms(objective: Objective, seed: int) -> dict[str, float | None]:
 
 
 def _layers(objective: Objective, seed: int) -> dict[str, float | None]:
-    hessian, layout, start = Operator.of_hessian(objective), objective.layout, 0
+    shapes = dict(zip(objective.layout.names, objective.layout.shapes, strict=True))
     eigenvalues: dict[str, float | None] = {}
-    for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
-        if len(shape) > 1:  # a weight matrix or a filter
-            block = diagonal_block(hessian, start, size)
+    for name, block in diagonal_blocks(Operator.of_hessian(objective), objective.layout).items():
+        if len(shapes[name]) > 1:  # a weight matrix or a filter
             pairs = lanczos(block, Ends(1), tolerance=TOLERANCE, max_products=MAX_PRODUCTS, seed=seed)
             eigenvalues[f"lambda_max of {name}"] = float(pairs.values[0])
-        start += size
     return eigenvalues
 
 

@@ -50,18 +50,22 @@ def layer_curvatures(
         seed: seed of all random vectors.
         progress: called with the name of each parameter before it is measured.
     """
-    curvatures, start = [], 0
-    for name, size in zip(layout.names, layout.sizes, strict=True):
+    curvatures = []
+    for name, block in diagonal_blocks(operator, layout).items():
         progress(name)
-        block = diagonal_block(operator, start, size)
         pairs = lanczos(block, Ends(1), tolerance=tolerance, seed=seed)
         trace = estimate_trace(block, draws=draws, seed=seed, values=pairs.values, vectors=pairs.vectors)
-        curvatures.append(LayerCurvature(name, size, float(pairs.values[0]), float(pairs.residuals[0]), trace))
-        start += size
+        curvatures.append(LayerCurvature(name, block.size, float(pairs.values[0]), float(pairs.residuals[0]), trace))
     return tuple(curvatures)
 
 
-def diagonal_block(operator: Operator, start: int, size: int) -> Operator:
+def diagonal_blocks(operator: Operator, layout: Layout) -> dict[str, Operator]:
+    """Return the diagonal block of each parameter by name."""
+    sizes = zip(layout.sizes, layout.offsets.items(), strict=True)
+    return {name: _diagonal_block(operator, start, size) for size, (name, start) in sizes}
+
+
+def _diagonal_block(operator: Operator, start: int, size: int) -> Operator:
     """Return the diagonal block of ``size`` rows and columns from index ``start``."""
 
     def products(rows: Tensor) -> Tensor:
