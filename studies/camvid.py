@@ -194,7 +194,7 @@ def section(numbers: dict[str, Any], figure: str) -> str:
     )
     algorithms = "\n".join(f"- {name}: `{run['algorithm']}`" for name, run in numbers["runs"].items())
     notes = (
-        "SiLoBN is FedAvg with `training.statistics=own`: it trains the same weights as FedAvg, but in evaluation it "
+        "SiLoBN is FedAvg with `training.statistics=own`: in evaluation it "
         "normalises each test batch with the mean and variance of that batch. For SWA, BatchNorm statistics are "
         "re-estimated for the averaged model."
     )

@@ -22,13 +22,15 @@ from making.markdown import block, code, joined, symbols_as_code, table
 
 SYMBOLS = {
     "x": "server model",
-    "z": "model that clients receive and start from; z = x unless a method looks ahead",
-    "y_k": "a client's model after k of its K local steps; y_0 = z",
+    "z": "model that clients receive, and from which they start unless the slot `start` sets another one; z = x unless a "
+    "method looks ahead",
+    "y_k": "a client's model after k of its K local steps; y_0 = z unless the slot `start` sets "
+    "another model",
     "g": "gradient of the loss on the client's current batch, at y_k or, with a perturbation e, at y_k + e",
     "e": "perturbation: offset from y_k to the point at which the gradient is evaluated",
     "d_k": "direction of local step k; with SGD, y_(k+1) = y_k - eta_k d_k",
     "eta_k": "local learning rate of step k; H is the sum of eta_k over a client's steps in a round",
-    "D_i": "client i's displacement in a round, y_K - z",
+    "D_i": "client i's displacement in a round, y_K - y_0",
     "q": "target - x, the vector along which the server optimiser moves x; the drift correction defines the target",
     "S, N": "the round's cohort, and the number of all clients; mean_S is the mean over the cohort, weighted by "
     "federation.weighting (or the client weights) for displacements and uniform for everything else",
@@ -292,9 +294,10 @@ def _curve(name: str) -> list[str]:
         "",
         f"![Test accuracy of {compared} over 60 rounds on digits](../images/curves/{name}.svg)",
         "",
-        "The table shows means and standard deviations over 3 seeds, from runs of 60 rounds with default parameters on",
-        "`digits`. The partition is `dirichlet(alpha=0.1)` over 50 clients, of which 10 participate in each round."
-        + (f" The learning rate is {LEARNING_RATES[name]}; FedAvg's is 0.1." if name in LEARNING_RATES else ""),
+        "The table shows means and standard deviations over 3 seeds, from runs of 60 rounds on `digits`. The algorithm's",
+        "parameters have their defaults and were not tuned, so this is not a ranking. *Mean of all evaluations* also",
+        "rewards fast learning. The partition is `dirichlet(alpha=0.1)` over 50 clients, of which 10 participate in each",
+        "round." + (f" The learning rate is {LEARNING_RATES[name]}; FedAvg's is 0.1." if name in LEARNING_RATES else ""),
         "The results of all algorithms are on [another page](../digits.md).",
         "",
         *table(("test accuracy in %", "mean of all evaluations", "last"), rows),

@@ -144,8 +144,8 @@ def rounds(
     """Run one experiment a round at a time, from your own loop. The result is the same as that of ``run``.
 
     Args:
-        algorithm: text of the algorithm, e.g. ``"scaffold+sam"``.
-        model: text of a model, e.g. ``"resnet18"``, or a torch module.
+        algorithm: the algorithm, e.g. ``"scaffold+sam"``.
+        model: name of a model, e.g. ``"resnet18"``, or a torch module.
         clients_data: one pair (inputs, targets) per client, of tensors or arrays with the examples in the first
             dimension. Clients keep their examples unless ``partition`` is set.
         test_data: a pair (inputs, targets) to evaluate on.
@@ -205,12 +205,12 @@ def compare(
     """Run several algorithms on the same partitions, cohorts and batches.
 
     Args:
-        algorithms: texts of one or several algorithms, e.g. ``["fedavg", "scaffold+sam"]``.
+        algorithms: one or several algorithms, e.g. ``["fedavg", "scaffold+sam"]``.
         seeds: the number of seeds, counted from 0, or the seeds themselves.
         base: settings to start from: a YAML file or a ``Config``.
         out: a folder for all runs; finished runs found there are not repeated.
         dataset: name of a dataset, path of a file, or a ``Dataset``.
-        model: text of a model, e.g. ``"resnet18"``, or a torch module.
+        model: name of a model, e.g. ``"resnet18"``, or a torch module.
         task: loss and metrics, by name or as a ``Task``.
         callbacks: objects that observe the runs; with several jobs, they must be ``RemoteCallback``s.
         jobs: number of concurrent runs; default: several if the runs are small, else 1.

@@ -397,6 +397,8 @@ def test_runs_without_models(fedflat, run, small):
     Path("r/model.safetensors").unlink()
     assert_error(fedflat("flatness", "spectrum", "r"), "model.safetensors is missing")
     Path("r/metrics.jsonl").write_text("")
+    assert_error(fedflat("flatness", "spectrum", "r"), "metrics.jsonl has lost lines")
+    Path("r/status.json").write_text(Path("r/status.json").read_text().replace("finished", "paused"))
     assert_error(fedflat("flatness", "spectrum", "r"), "r has no ... fedflat resume")
     assert_error(fedflat("flatness", "sharpness", run, "--kind", " , "), "--kind")
     assert_error(fedflat("flatness", "sharpness", run, run), "is listed twice")

@@ -208,7 +208,7 @@ def test_a_compiled_hessian_product_agrees_with_the_eager_one() -> None:
     ]
     network = nn.Sequential(*layers).double().cuda()
     inputs, targets = torch.randn(10, 3, 8, 8, dtype=torch.float64).cuda(), (torch.arange(10) % 3).cuda()
-    plain, fast = (Objective(network, F.cross_entropy, (inputs, targets), batch=5) for _ in range(2))
+    plain, fast = (Objective(network, F.cross_entropy, (inputs, targets), batch_size=5) for _ in range(2))
     fast.compile()
     vector = torch.randn(plain.size, dtype=torch.float64).cuda()
     torch.testing.assert_close(

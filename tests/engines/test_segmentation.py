@@ -314,7 +314,7 @@ def test_flatness_does_not_depend_on_the_batch_size() -> None:
     data.train.targets[::2, 1:] = IGNORED
     result = fedflat.run("fedavg", dataset=data, model=Dense(), rounds=1, local_epochs=1, **settings())
     model = result.flatness(precision="float64")
-    whole, parts = model.objective(batch=8), model.objective(batch=1)
+    whole, parts = model.objective(batch_size=8), model.objective(batch_size=1)
     assert float(whole.loss()) == pytest.approx(float(parts.loss()), rel=1e-12)
     vector = torch.randn(whole.size, dtype=torch.float64)
     torch.testing.assert_close(whole.hessian_product(None, vector), parts.hessian_product(None, vector))

@@ -53,7 +53,7 @@ def test_the_server_is_measured_with_statistics_of_the_training_set(own: tuple[R
     train = problem.data.train.take(torch.from_numpy(model.training_positions))
     initial_statistics = problem.initial_state()[1]
     assert torch.equal(state.buffers, initial_statistics), "clients keep their own statistics"
-    objective = model.objective(batch=len(train))
+    objective = model.objective(batch_size=len(train))
     with torch.no_grad():
         problem.model.eval()
         batch = problem.normalised(train.inputs)

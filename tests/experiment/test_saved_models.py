@@ -118,7 +118,7 @@ def test_a_reference_opens_the_saved_weights(undisturbed: Path) -> None:
 
 def test_objectives_of_one_client_and_of_all_clients(undisturbed: Path) -> None:
     found = open_model(undisturbed, device="cpu", precision="float64")
-    whole, clients = found.objective(batch=50), [found.objective(client=i) for i in range(10)]
+    whole, clients = found.objective(batch_size=50), [found.objective(client=i) for i in range(10)]
     assert whole.examples == sum(objective.examples for objective in clients) and whole.dtype == torch.float64
     mean = sum(objective.examples * objective.loss() for objective in clients) / whole.examples
     torch.testing.assert_close(mean, whole.loss())

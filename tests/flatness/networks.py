@@ -38,7 +38,7 @@ class Case:
     targets: Tensor
 
     def objective(self, batch: int = 13, **more) -> Objective:
-        return Objective(self.network, self.loss, (self.inputs, self.targets), batch=batch, **more)
+        return Objective(self.network, self.loss, (self.inputs, self.targets), batch_size=batch, **more)
 
 
 def _network(name: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Tensor, Tensor]:
@@ -112,4 +112,4 @@ class Quadratic(nn.Module):
         return (offset @ self.matrix @ offset / 2).expand(len(x))
 
     def objective(self) -> Objective:
-        return Objective(self, lambda output, target: output.mean(), (torch.zeros(4, 1), torch.zeros(4)), batch=3)
+        return Objective(self, lambda output, target: output.mean(), (torch.zeros(4, 1), torch.zeros(4)), batch_size=3)

@@ -35,7 +35,7 @@ def network() -> nn.Module:
 def objective(batch: int = 4) -> Objective:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(10, 1, 8, 8, generator=generator, dtype=torch.float64)
-    return Objective(network(), F.cross_entropy, (inputs, torch.arange(10) % 3), batch=batch)
+    return Objective(network(), F.cross_entropy, (inputs, torch.arange(10) % 3), batch_size=batch)
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ class Ring(nn.Module):
 
 def test_a_curve_goes_around_the_barrier_of_the_straight_line() -> None:
     data = (torch.zeros(4, 1), torch.zeros(4))
-    objective = Objective(Ring(), lambda output, target: output.mean(), data, batch=2)
+    objective = Objective(Ring(), lambda output, target: output.mean(), data, batch_size=2)
     ends = {"a": torch.tensor([1.0, 0.0]).double(), "b": torch.tensor([0.0, 1.0]).double()}
     straight, curved = path_of(objective, ends, points=21), curve_of(objective, ends, steps=200, lr=0.05, points=21)
     heights = [barrier(path.axes[0], path.values["loss"]).height for path in (straight, curved)]
@@ -55,7 +55,7 @@ def test_batches_are_drawn_in_proportion_to_their_sizes() -> None:
         sizes.append(len(output))
         return output.mean()
 
-    objective = Objective(nn.Linear(1, 1, bias=False), loss, (torch.ones(5, 1), torch.zeros(5)), batch=4)
+    objective = Objective(nn.Linear(1, 1, bias=False), loss, (torch.ones(5, 1), torch.zeros(5)), batch_size=4)
     bezier_control(objective, torch.zeros(1), torch.ones(1), steps=200)
     assert 140 < sizes.count(4) < 180 and len(sizes) == 200
 

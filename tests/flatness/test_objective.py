@@ -157,7 +157,7 @@ def test_subsets_are_drawn_by_their_seed_without_replacement() -> None:
     inputs, targets = torch.arange(20.0)[:, None], torch.zeros(20, 1)
     one = nn.Linear(1, 1, bias=False)
     for data in ((inputs, targets), [(inputs[:7], targets[:7]), (inputs[7:], targets[7:])]):
-        objective = Objective(one, F.mse_loss, data, batch=6)
+        objective = Objective(one, F.mse_loss, data, batch_size=6)
         first, again, other = objective.subset(9, 1), objective.subset(9, 1), objective.subset(9, 2)
         seen = [torch.cat([batch[0] for batch in part.batches]).flatten().tolist() for part in (first, again, other)]
         assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) == 9 and seen[0] == sorted(seen[0])
@@ -308,8 +308,8 @@ def test_sums_and_class_weights_are_rejected(reduced: str) -> None:
         weighted = partial(F.cross_entropy, weight=weights)
     data = (one.inputs, one.targets)
     with pytest.raises(UserError, match=r"sum over the batch.*reduction='mean'"):
-        Objective(one.network, sums, data, batch=24).check()
+        Objective(one.network, sums, data, batch_size=24).check()
     with pytest.raises(UserError, match=r"class weights.*one batch of 24 examples"):
-        landscape_of(Objective(one.network, weighted, data, batch=7), points=3)
-    Objective(one.network, weighted, data, batch=24).check()  # a single batch has one meaning
-    Objective(one.network, F.cross_entropy, data, batch=7).check()
+        landscape_of(Objective(one.network, weighted, data, batch_size=7), points=3)
+    Objective(one.network, weighted, data, batch_size=24).check()  # a single batch has one meaning
+    Objective(one.network, F.cross_entropy, data, batch_size=7).check()

@@ -202,7 +202,7 @@ def test_m_sharpness_of_a_linear_loss() -> None:
     """The loss of a group is w . mean(x), so its rise is rho |mean(x)|; the groups' means differ."""
     inputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(0)).double()
     model = nn.Linear(3, 1, bias=False).double()
-    objective = Objective(model, lambda output, target: output.mean(), (inputs, torch.zeros(12)), batch=5)
+    objective = Objective(model, lambda output, target: output.mean(), (inputs, torch.zeros(12)), batch_size=5)
     each, pairs, whole = (sharpness_of(objective, rho=0.1, m=m) for m in (1, 2, 12))
     assert each.value == pytest.approx(0.1 * float(inputs.norm(dim=1).mean()))
     assert whole.value == pytest.approx(0.1 * float(inputs.mean(0).norm())) and whole.interval is None

@@ -82,7 +82,7 @@ def test_a_language_model_is_trained_resumed_and_saved(tmp_path: Path) -> None:
 def test_flatness_weights_tokens_equally() -> None:
     result = fedflat.run("fedavg", dataset=language(), model=Tiny(), rounds=1, workers=1, device="cpu", **SMALL)
     model = result.flatness(precision="float64")
-    whole, parts = model.objective(batch=24), model.objective(batch=5)
+    whole, parts = model.objective(batch_size=24), model.objective(batch_size=5)
     assert float(whole.loss()) == pytest.approx(float(parts.loss()), rel=1e-12)
     vector = torch.randn(whole.size, dtype=torch.float64)
     for matrix in ("hessian", "gauss-newton", "empirical-fisher"):

@@ -154,8 +154,8 @@ def unit(v: Tensor) -> Tensor:
 class Slot:
     """Base class of an algorithm's components, which fill its slots.
 
-    The components are drift corrections, perturbations, learning-rate schedules, local optimisers and server
-    optimisers. By default a component keeps no state and sends no messages.
+    The components are drift corrections, perturbations, learning-rate schedules, local optimisers, server optimisers,
+    starts of local training and client weights. By default a component keeps no state and sends no messages.
     """
 
     def on_server(self) -> Fields:

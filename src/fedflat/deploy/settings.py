@@ -40,7 +40,7 @@ class Deployment(BaseModel):
     timeout: float = Field(600.0, gt=0, description="seconds that a client has for a round")
     wait: float = Field(120.0, ge=0, description="seconds to wait for nodes that have not connected yet")
     bound: float = Field(
-        30.0, gt=1, description="reject an update whose norm is this many times the cohort's median norm"
+        30.0, gt=1, description="reject an update whose norm is more than this many times the cohort's median norm"
     )
     validation: bool = Field(False, description="at every evaluation, ask sites for the model's score on their data")
     track: str = Field(NO_TRACKING, description="log every evaluation to tensorboard, mlflow or wandb")

@@ -158,7 +158,7 @@ class FlatnessSettings(SettingsGroup):
         None, ge=1, description="measure every N rounds (a multiple of evaluation.every); none disables it"
     )
     what: str = Field(
-        DEFAULT_MEASUREMENTS, description="measurements, joined by commas: " + ", ".join(MEASUREMENTS) + ", or all"
+        DEFAULT_MEASUREMENTS, description="measurements, joined by + or commas: " + ", ".join(MEASUREMENTS) + ", or all"
     )
     examples: int = Field(500, ge=1, description="size of the fixed training sample for curvature and sharpness")
     clients: int = Field(10, ge=1, description="size of the fixed sample of clients measured individually")
@@ -313,7 +313,7 @@ class Config(SettingsGroup):
         if self.init_rounds >= self.training.rounds:
             raise UserError(
                 f"init_rounds={self.init_rounds} leaves no rounds to train: training.rounds={self.training.rounds} "
-                f"counts from round 0; use more than {self.init_rounds} rounds"
+                f"counts from round 0; use more than {self.init_rounds} rounds, e.g. --rounds {2 * self.init_rounds}"
             )
         return self
 

@@ -25,22 +25,22 @@ class TensorBatches(Sequence[Batch]):
     Args:
         inputs: a tensor, or a tuple or mapping of tensors, whose first dimension indexes examples.
         targets: likewise, with one target per input.
-        batch: batch size.
+        batch_size: batch size.
         positions: selects and orders the examples; default: all, in order.
     """
 
-    def __init__(self, inputs: Inputs, targets: Any, batch: int, positions: Tensor | None = None) -> None:
-        """Check that there is one target per input; ``batch`` is the batch size, ``positions`` selects examples."""
-        if batch < 1:
-            raise UserError(f"the batch size is {batch}; expected at least 1")
+    def __init__(self, inputs: Inputs, targets: Any, batch_size: int, positions: Tensor | None = None) -> None:
+        """Check that there is one target per input; ``positions`` selects examples."""
+        if batch_size < 1:
+            raise UserError(f"the batch size is {batch_size}; expected at least 1")
         count = count_examples(targets)
         if count_examples(inputs) != count:
             raise UserError(f"got {count_examples(inputs)} inputs but {count} targets; expected one target per input")
-        self.inputs, self.targets, self.batch = inputs, targets, batch
+        self.inputs, self.targets, self.batch_size = inputs, targets, batch_size
         self.positions = torch.arange(count) if positions is None else positions
 
     def __len__(self) -> int:
-        return ceil(len(self.positions) / self.batch)
+        return ceil(len(self.positions) / self.batch_size)
 
     @overload
     def __getitem__(self, index: int) -> Batch: ...
@@ -52,27 +52,27 @@ class TensorBatches(Sequence[Batch]):
             return [self[number] for number in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)  # ends a for loop over this sequence
-        rows = self.positions[index * self.batch : (index + 1) * self.batch]
+        rows = self.positions[index * self.batch_size : (index + 1) * self.batch_size]
         return select_rows(self.inputs, rows), select_rows(self.targets, rows)
 
     def take(self, positions: Tensor) -> TensorBatches:
         """Return the examples at ``positions`` in batches of the same size."""
-        return TensorBatches(self.inputs, self.targets, self.batch, self.positions[positions])
+        return TensorBatches(self.inputs, self.targets, self.batch_size, self.positions[positions])
 
 
-def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
+def batches_of(data: Any, batch_size: int = 500) -> Sequence[Batch]:
     """Return ``data`` as a sequence of batches (inputs, targets) that is the same in every pass.
 
     Args:
         data: a pair of tensors, a list of batches, or a DataLoader. A DataLoader is read once, which fixes its order
             and its random transformations.
-        batch: batch size for a pair of tensors.
+        batch_size: batch size for a pair of tensors.
     """
     if isinstance(data, TensorBatches):
         return data
     is_pair = isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[1], Tensor | np.ndarray)
     if is_pair:  # rather than a list of two batches, whose entries are pairs
-        return TensorBatches(data[0], data[1], batch)
+        return TensorBatches(data[0], data[1], batch_size)
     if not isinstance(data, Iterable):
         raise UserError(
             f"data has type {type(data).__name__}; expected a DataLoader, a list of batches, or a pair of tensors"
@@ -89,8 +89,8 @@ def batches_of(data: Any, batch: int = 500) -> Sequence[Batch]:
 def batch_sizes(batches: Sequence[Batch]) -> list[int]:
     """Return the number of examples in each batch."""
     if isinstance(batches, TensorBatches):  # all batches are full, except possibly the last one
-        full_batches, remainder = divmod(len(batches.positions), batches.batch)
-        return [batches.batch] * full_batches + ([remainder] if remainder else [])
+        full_batches, remainder = divmod(len(batches.positions), batches.batch_size)
+        return [batches.batch_size] * full_batches + ([remainder] if remainder else [])
     return [count_examples(targets) for _, targets in batches]
 
 

@@ -30,7 +30,7 @@ def spectrum(
     data: Any = None,
     count: int | None = None,
     *,
-    batch: int = 500,
+    batch_size: int = 500,
     **options: Any,
 ) -> Spectrum:
     """Compute the largest eigenvalues of the Hessian of the mean loss, the smallest one, and the trace.
@@ -40,10 +40,10 @@ def spectrum(
         loss: ``loss(output, target)``, the mean over a batch.
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
         count: number of eigenvalues; default: 50, or all if there are fewer.
-        batch: batch size for a pair of tensors.
+        batch_size: for a pair of tensors.
         options: further arguments of ``spectrum_of``.
     """
-    return spectrum_of(_objective(model, loss, data, batch), count, **options)
+    return spectrum_of(_objective(model, loss, data, batch_size), count, **options)
 
 
 def trace(
@@ -53,7 +53,7 @@ def trace(
     *,
     draws: int = DRAWS,
     estimator: str = "hutchinson",
-    batch: int = 500,
+    batch_size: int = 500,
     seed: int = 0,
 ) -> Estimate:
     """Estimate the trace of the Hessian of the mean loss, with its confidence interval.
@@ -64,10 +64,10 @@ def trace(
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
         draws: number of Hessian-vector products.
         estimator: ``hutchinson`` or ``hutch++``, which needs fewer products if few eigenvalues dominate.
-        batch: batch size for a pair of tensors.
+        batch_size: for a pair of tensors.
         seed: seed of the random vectors.
     """
-    return estimate_trace(_hessian(model, loss, data, batch), draws=draws, estimator=estimator, seed=seed)
+    return estimate_trace(_hessian(model, loss, data, batch_size), draws=draws, estimator=estimator, seed=seed)
 
 
 def density(
@@ -77,7 +77,7 @@ def density(
     *,
     draws: int = 5,
     steps: int = 80,
-    batch: int = 500,
+    batch_size: int = 500,
     seed: int = 0,
 ) -> Density:
     """Estimate the spectral density of the Hessian of the mean loss by stochastic Lanczos quadrature.
@@ -88,10 +88,10 @@ def density(
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
         draws: number of random vectors.
         steps: Hessian-vector products per random vector.
-        batch: batch size for a pair of tensors.
+        batch_size: for a pair of tensors.
         seed: seed of the random vectors.
     """
-    return lanczos_quadrature(_hessian(model, loss, data, batch), draws=draws, steps=steps, seed=seed)
+    return lanczos_quadrature(_hessian(model, loss, data, batch_size), draws=draws, steps=steps, seed=seed)
 
 
 def sharpness(
@@ -100,7 +100,7 @@ def sharpness(
     data: Any = None,
     kind: str = "sam",
     *,
-    batch: int = 500,
+    batch_size: int = 500,
     **options: Any,
 ) -> Sharpness:
     """Measure how much the mean loss rises around the model.
@@ -110,14 +110,14 @@ def sharpness(
         loss: ``loss(output, target)``, the mean over a batch.
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
         kind: ``sam`` or ``asam`` for the largest rise within a radius, ``average`` for the mean over random directions.
-        batch: batch size for a pair of tensors.
+        batch_size: for a pair of tensors.
         options: further arguments of ``sharpness_of``, e.g. the radius ``rho``.
     """
-    return sharpness_of(_objective(model, loss, data, batch), kind, **options)
+    return sharpness_of(_objective(model, loss, data, batch_size), kind, **options)
 
 
 def norms(
-    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, batch: int = 500, **options: Any
+    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, batch_size: int = 500, **options: Any
 ) -> Norms:
     """Measure flatness relative to the size of the weights: relative flatness, Fisher-Rao norm, PAC-Bayes sharpness.
 
@@ -125,14 +125,14 @@ def norms(
         model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
         loss: ``loss(output, target)``, the mean over a batch.
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
-        batch: batch size for a pair of tensors.
+        batch_size: for a pair of tensors.
         options: further arguments of ``norms_of``, e.g. the ``layer`` of relative flatness.
     """
-    return norms_of(_objective(model, loss, data, batch), **options)
+    return norms_of(_objective(model, loss, data, batch_size), **options)
 
 
 def landscape(
-    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, batch: int = 500, **options: Any
+    model: nn.Module | Objective, loss: Loss | None = None, data: Any = None, *, batch_size: int = 500, **options: Any
 ) -> Landscape:
     """Evaluate the loss around the model along filter-normalised random directions; draw it with ``.plot()``.
 
@@ -140,23 +140,23 @@ def landscape(
         model: evaluated in evaluation mode and left unchanged; an ``Objective`` includes loss and data.
         loss: ``loss(output, target)``, the mean over a batch.
         data: a DataLoader, a list of batches, or a pair of tensors (inputs, targets).
-        batch: batch size for a pair of tensors.
+        batch_size: for a pair of tensors.
         options: keyword arguments of ``landscape_around``: ``radius``, ``points``, ``dimensions`` and ``seed``.
     """
-    return landscape_of(_objective(model, loss, data, batch), **options)
+    return landscape_of(_objective(model, loss, data, batch_size), **options)
 
 
-def _hessian(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Operator:
+def _hessian(model: nn.Module | Objective, loss: Loss | None, data: Any, batch_size: int) -> Operator:
     """Return the Hessian of the mean loss as an operator; raises a ``UserError`` if the loss is not finite.
 
-    Also raises one if the loss is not deterministic. ``batch`` is the batch size if ``data`` is a pair of tensors.
+    Also raises one if the loss is not deterministic. ``batch_size`` is used if ``data`` is a pair of tensors.
     """
-    objective = _objective(model, loss, data, batch)
+    objective = _objective(model, loss, data, batch_size)
     objective.check()
     return Operator.of_hessian(objective)
 
 
-def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch: int) -> Objective:
+def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch_size: int) -> Objective:
     """Return ``model`` if it is an objective; otherwise build one from the module, loss, data and batch size."""
     if isinstance(model, Objective):
         return model
@@ -164,4 +164,4 @@ def _objective(model: nn.Module | Objective, loss: Loss | None, data: Any, batch
         raise UserError(f"model is a {type(model).__name__}; expected a torch module or an Objective")
     if not callable(loss) or data is None:
         raise UserError("loss and data are required with a torch module: flatness.spectrum(model, loss, data)")
-    return Objective(model, loss, data, batch=batch)
+    return Objective(model, loss, data, batch_size=batch_size)

@@ -53,7 +53,7 @@ class Objective:
         module: the model; it is evaluated functionally and never modified.
         loss: maps (output, targets) to the mean loss over a batch.
         data: a pair of tensors (inputs, targets), a list of batches, or a DataLoader.
-        batch: batch size for a pair of tensors.
+        batch_size: for a pair of tensors.
         prepare: applied to the inputs before the model, e.g. normalisation.
         sums: maps (output, targets) to sums over the batch by metric, ``loss`` included; default: the loss alone.
         buffers: tensors used in place of the module's own buffers, by name.
@@ -70,7 +70,7 @@ class Objective:
         loss: Loss,
         data: Any,
         *,
-        batch: int = 500,
+        batch_size: int = 500,
         prepare: Callable[[Tensor], Tensor] | None = None,
         sums: Sums | None = None,
         buffers: Mapping[str, Tensor] | None = None,
@@ -88,7 +88,7 @@ class Objective:
         if weights is not None:
             self._check_vector(weights)
             self.weights = weights.detach()
-        self.batches: Sequence[Batch] = batches_of(data, batch)
+        self.batches: Sequence[Batch] = batches_of(data, batch_size)
         self._loss, self._prepare, self._sums, self._buffers = loss, prepare, sums, dict(buffers or {})
         self._batch_sizes, self._weight = batch_sizes(self.batches), weight
         if channels_last is None:  # exact float32 kernels on a GPU are written for contiguous images

@@ -52,7 +52,7 @@ class Accountant:
     """Computes epsilon after any number of rounds.
 
     Args:
-        delta: probability with which epsilon may be exceeded.
+        delta: additive slack of (epsilon, delta)-differential privacy.
         sampling_rate: cohort size divided by the number of clients; 1 if every client may take part in every round.
         has_secret_cohorts: whether observers do not know the cohorts, and clients keep no state between rounds.
 

@@ -70,7 +70,7 @@ class DifferentialPrivacy:
         None, "noise multiplier: standard deviation of the noise, divided by clip", low=1e-9, high=1e6
     )
     clip: float = param(1.0, "clipping norm: largest l2 norm of what a client sends in a round", low=1e-9, high=1e9)
-    delta: float = param(1e-5, "probability with which epsilon may be exceeded", above=0, high=0.5)
+    delta: float = param(1e-5, "delta of (epsilon, delta)-differential privacy", above=0, high=0.5)
 
     def mechanism(self, sampling_rate: float, rounds: int, keeps_state: bool, is_secure: bool) -> GaussianMechanism:
         """The mechanism of a run.

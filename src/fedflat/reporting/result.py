@@ -103,7 +103,7 @@ class Result:
         """Summarise a model's metric on the test set: last value, mean of the last 10 % of evaluations, and best.
 
         Args:
-            average: an evaluated average, e.g. ``wima``; default: ``server``, which averages nothing.
+            average: an evaluated average, e.g. ``wima``; default: ``server``, the server model.
             metric: name of a metric; default: the primary one.
         """
         name = full_name("evaluated model", average, self.record.evaluated)
@@ -250,7 +250,8 @@ class Result:
         """Open a model for flatness measurements, e.g. ``result.flatness("wima").spectrum()``.
 
         Args:
-            average: ``server``, or an average of the run; default: the primary model.
+            average: ``server``, or an average of the run; default: the average listed last in the
+                algorithm, or the server model if there is none.
             rounds: select a model saved after this round.
             options: ``device``, ``precision``, and the run's custom ``dataset``, ``network`` and ``task``.
         """

@@ -30,7 +30,7 @@ TASKS: dict[str, Task] = {
 
 
 def check_model(
-    model: nn.Module, input_shape: tuple[int, ...], classes: int, *, task: str = "classification", batch: int = 4
+    model: nn.Module, input_shape: tuple[int, ...], classes: int, *, task: str = "classification", batch_size: int = 4
 ) -> list[str]:
     """Check a user-defined model in float32, the precision of training.
 
@@ -39,7 +39,7 @@ def check_model(
         input_shape: shape of one example, without the batch dimension.
         classes: number of classes; for regression the number of target columns, for multi-label models of labels.
         task: ``classification``, ``mse`` or ``huber`` (regression), or ``bce`` (multi-label).
-        batch: batch size of the check, at least 2.
+        batch_size: batch size of the check, at least 2.
 
     Returns:
         The names of the verified properties.
@@ -55,14 +55,14 @@ def check_model(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"{model!r} is not a model; expected a torch.nn.Module, e.g. fedflat.models.build('cnn', ...)")
-    if batch < 2:
-        raise UserError(f"batch={batch} is too small for the check; expected at least 2")
+    if batch_size < 2:
+        raise UserError(f"batch_size={batch_size} is too small for the check; expected at least 2")
     if task not in TASKS:
         raise one_of("task", task, TASKS)
     name, verified = type(model).__name__, []
     try:
         with torch.random.fork_rng(devices=[]):  # the check seeds torch's generator, which belongs to the caller
-            for property_name, reason in _checks(copy.deepcopy(model).float(), input_shape, classes, task, batch):
+            for property_name, reason in _checks(copy.deepcopy(model).float(), input_shape, classes, task, batch_size):
                 if reason:
                     raise Broken(name, property_name, reason)
                 verified.append(property_name)
@@ -72,7 +72,7 @@ def check_model(
 
 
 def _checks(
-    model: nn.Module, input_shape: tuple[int, ...], classes: int, task: str, batch: int
+    model: nn.Module, input_shape: tuple[int, ...], classes: int, task: str, batch_size: int
 ) -> Iterator[tuple[str, str]]:
     """Yield every property with the reason why the model violates it; the reason is empty if the property holds.
 
@@ -84,17 +84,17 @@ def _checks(
         input_shape: shape of one example, without the batch dimension.
         classes: number of classes, target columns or labels.
         task: name of the task, a key of ``TASKS``.
-        batch: batch size.
+        batch_size: batch size.
     """
     torch.default_generator.manual_seed(0)
-    inputs, targets = torch.randn(batch, *input_shape), _targets(TASK_TARGETS[task], batch, classes)
+    inputs, targets = torch.randn(batch_size, *input_shape), _targets(TASK_TARGETS[task], batch_size, classes)
     model.eval()
     with torch.no_grad():
         output, again = model(inputs), model(inputs)
     shape = tuple(output.shape) if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    is_column = shape == (batch,) and classes == 1 and TASK_TARGETS[task] == "numbers"
-    has_right_shape = shape == (batch, classes) or is_column
-    reason = "" if has_right_shape else f"the output is {shape}, expected {(batch, classes)}"
+    is_column = shape == (batch_size,) and classes == 1 and TASK_TARGETS[task] == "numbers"
+    has_right_shape = shape == (batch_size, classes) or is_column
+    reason = "" if has_right_shape else f"the output is {shape}, expected {(batch_size, classes)}"
     yield "one row of outputs per example", reason
     is_same = torch.equal(output, again)
     yield "evaluation is deterministic", "" if is_same else "two passes differ; is something random in evaluation mode?"
@@ -123,15 +123,15 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _targets(target_type: str, batch: int, columns: int) -> Tensor:
+def _targets(target_type: str, batch_size: int, columns: int) -> Tensor:
     """Return targets of the type ``classes``, ``numbers`` or ``labels``.
 
-    Classes are integers of shape (batch,), numbers are floats of shape (batch, columns), and labels are booleans of
-    shape (batch, columns).
+    Classes are integers of shape (batch_size,), numbers are floats of shape (batch_size, columns), and labels are
+    booleans of shape (batch_size, columns).
     """
     if target_type == "classes":
-        return torch.arange(batch) % columns
-    numbers = torch.randn(batch, columns)
+        return torch.arange(batch_size) % columns
+    numbers = torch.randn(batch_size, columns)
     return numbers if target_type == "numbers" else numbers > 0
 
 

@@ -138,6 +138,7 @@ def _check(config: Config) -> None:
     from fedflat.experiment.setup.engine import training_of
     from fedflat.experiment.setup.privacy import describe_privacy
     from fedflat.experiment.setup.problem import build_problem, check_new_run, is_user_supplied
+    from fedflat.experiment.setup.timing import check_asynchronous
 
     data = config.data
     if not is_user_supplied(data.dataset):
@@ -148,6 +149,7 @@ def _check(config: Config) -> None:
     # The run may be meant for another machine, so its device need not be here.
     problem, partition = build_problem(config.changed(engine={"device": "cpu"}))
     check_new_run(config, problem.task.metric, partition)
+    check_asynchronous(config, algorithm(config.algorithm))
     training = training_of(config, algorithm(config.algorithm), len(partition.clients), problem)
     _print_privacy(describe_privacy(config, training))
 

@@ -54,7 +54,7 @@ class DataFlags:
         "--subsets", "number of random subsets of --examples, for error bars", f"{DEFAULT_SUBSETS}", min=1
     )
     seed: int = SEED
-    batch: int | None = BATCH
+    batch_size: int | None = BATCH
 
     def __post_init__(self) -> None:
         if self.subsets is not None and self.examples is None:
@@ -87,7 +87,7 @@ class DataFlags:
             examples=self.examples,
             subsets=self.subsets or DEFAULT_SUBSETS,
             seed=self.seed,
-            batch=self.batch,
+            batch_size=self.batch_size,
         )
 
 

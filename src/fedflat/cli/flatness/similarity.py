@@ -35,7 +35,7 @@ def similarity(
     eigenvectors: int = typer.Option(10, "--eigenvectors", metavar="K", min=1, help="dimension of the eigenspaces"),
     examples: int | None = EXAMPLES,
     seed: int = SEED,
-    batch: int | None = BATCH,
+    batch_size: int | None = BATCH,
     device: str = DEVICE,
     precision: str | None = PRECISION,
     *,
@@ -60,7 +60,7 @@ def similarity(
             client or None,
             eigenvectors=eigenvectors,
             examples=examples,
-            batch=batch,
+            batch_size=batch_size,
             seed=seed,
             progress=progress,
         )

@@ -148,7 +148,7 @@ def path(
         first, second = ends.values()
         if len(first.buffers):
             raise_for_statistics()
-        objective = models[0].objective(batch=CURVE_BATCH)
+        objective = models[0].objective(batch_size=CURVE_BATCH)
         if examples is not None and examples < objective.examples:
             objective = objective.subset(examples, seed)
         control = bezier_control(objective, first.weights, second.weights, steps=curve_steps, seed=seed)

@@ -160,14 +160,19 @@ class RunModel:
         return np.sort(np.concatenate([np.asarray(indices) for indices in self.partition.summarised_clients]))
 
     def objective(
-        self, on: str = "train", *, client: int | None = None, batch: int | None = None, state: ModelState | None = None
+        self,
+        on: str = "train",
+        *,
+        client: int | None = None,
+        batch_size: int | None = None,
+        state: ModelState | None = None,
     ) -> Objective:
         """Return the loss on the run's data as a function of the weights.
 
         Args:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
-            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             state: weights and buffers that replace the model's.
         """
         train, test = self.problem.data.train, self.problem.data.test
@@ -176,18 +181,18 @@ class RunModel:
             if on != "train":
                 raise UserError(f"clients have only training data; on={on} cannot be combined with a client")
             positions = np.asarray(self.partition.clients[client])
-            return self.on_examples(train, positions, batch, state or self._client_state(client))
+            return self.on_examples(train, positions, batch_size, state or self._client_state(client))
         if on == "train":
-            return self.on_examples(train, self.training_positions, batch, state)
+            return self.on_examples(train, self.training_positions, batch_size, state)
         if on == "test":
-            return self.on_examples(test, None, batch, state)
+            return self.on_examples(test, None, batch_size, state)
         raise one_of("set", on, ("train", "test"))
 
     def on_examples(
         self,
         examples: Examples,
         positions: np.ndarray | None = None,
-        batch: int | None = None,
+        batch_size: int | None = None,
         state: ModelState | None = None,
     ) -> Objective:
         """Return the loss on any examples of the model's input shape, as a function of the weights.
@@ -195,13 +200,17 @@ class RunModel:
         Args:
             examples: raw examples.
             positions: positions of the examples to use; default: all.
-            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             state: weights and buffers that replace the model's.
         """
-        if not batch:
-            batch = MAX_INPUT_VALUES_PER_BATCH[self.problem.device.type] // math.prod(self.problem.data.input_shape)
-            batch = max(1, min(MAX_BATCH, batch))
-        return objective_on(self.problem, state or self._with_fixed_batchnorm, examples, positions, batch, self.tf32)
+        if not batch_size:
+            batch_size = MAX_INPUT_VALUES_PER_BATCH[self.problem.device.type] // math.prod(
+                self.problem.data.input_shape
+            )
+            batch_size = max(1, min(MAX_BATCH, batch_size))
+        return objective_on(
+            self.problem, state or self._with_fixed_batchnorm, examples, positions, batch_size, self.tf32
+        )
 
     @cached_property
     def _with_fixed_batchnorm(self) -> ModelState:
@@ -227,19 +236,19 @@ class RunModel:
         examples: int | None = None,
         subsets: int = 1,
         seed: int = 0,
-        batch: int | None = None,
+        batch_size: int | None = None,
     ) -> list[Objective]:
         """Return the loss on the run's data, or one loss for each of several random subsets of them.
 
         Args:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
-            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             examples: number of examples per subset; default: all examples, in one objective.
             subsets: number of subsets, drawn with the seeds ``seed``, ``seed + 1``, ...
             seed: seed of the first subset.
         """
-        objective = self.objective(on, client=client, batch=batch)
+        objective = self.objective(on, client=client, batch_size=batch_size)
         if examples is None or examples == objective.examples:
             return [objective]
         return [objective.subset(examples, seed + index) for index in range(subsets)]
@@ -252,7 +261,7 @@ class RunModel:
         client: int | None = None,
         examples: int | None = None,
         seed: int = 0,
-        batch: int | None = None,
+        batch_size: int | None = None,
         **options: Any,
     ) -> Spectrum:
         """Compute the spectrum of the Hessian of the loss at the model.
@@ -262,11 +271,11 @@ class RunModel:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
             examples: number of examples, drawn at random; default: all.
-            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             seed: seed of the sampled examples and of the start vector.
             **options: further arguments of ``spectrum_of``.
         """
-        (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
+        (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch_size=batch_size)
         return spectrum_of(objective, count, seed=seed, **options)
 
     def sharpness(
@@ -277,7 +286,7 @@ class RunModel:
         client: int | None = None,
         examples: int | None = None,
         seed: int = 0,
-        batch: int | None = None,
+        batch_size: int | None = None,
         **options: Any,
     ) -> Sharpness:
         """Compute the sharpness of the loss at the model.
@@ -287,11 +296,11 @@ class RunModel:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
             examples: number of examples, drawn at random; default: all.
-            batch: examples per batch; default: at most 1000, fewer if the inputs are large.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             seed: seed of the sampled examples and of random directions.
             **options: further arguments of ``sharpness_of``.
         """
-        (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch=batch)
+        (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch_size=batch_size)
         return sharpness_of(objective, kind, seed=seed, **options)
 
     def landscape(self, **options: Any) -> Landscape:

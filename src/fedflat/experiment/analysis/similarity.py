@@ -49,7 +49,7 @@ def client_similarity(
     *,
     eigenvectors: int = 10,
     examples: int | None = None,
-    batch: int | None = None,
+    batch_size: int | None = None,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Measurements]:
@@ -60,7 +60,7 @@ def client_similarity(
         clients: client numbers; default: the cohort of the replayed round.
         eigenvectors: dimension of the eigenspaces.
         examples: maximum number of examples of the global loss and of each client's loss; default: all.
-        batch: examples per batch; default: at most 1000, fewer if the inputs are large.
+        batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
         seed: seed of the sampled examples and of Lanczos; ``seed + 1`` is that of Lanczos for clients.
         progress: called with a description of each measurement before it is made.
 
@@ -83,16 +83,18 @@ def client_similarity(
     rows = []
     with one_thread():
         progress("eigenvectors of the global loss")
-        global_loss = sampled(server.objective(batch=batch))
+        global_loss = sampled(server.objective(batch_size=batch_size))
         reference = ServerReference(global_loss, eigenvectors, seed)
         for client, state in zip(cohort, states, strict=True):
             progress(f"client {client.number}")
-            at_server = sampled(server.objective(client=client.number, batch=batch))
+            at_server = sampled(server.objective(client=client.number, batch_size=batch_size))
             # Replays use the run's training precision, which may differ from that of the measurement.
             weights, buffers = state.weights.to(server.state.weights), state.buffers.to(server.state.buffers)
             client_model = state._replace(weights=weights, buffers=buffers)
-            at_client = sampled(server.objective(client=client.number, batch=batch, state=client_model))
+            at_client = sampled(server.objective(client=client.number, batch_size=batch_size, state=client_model))
             row: Measurements = {"client": client.number, "overlap_at_server": reference.overlap(at_server)}
             row |= {"overlap": reference.overlap(at_client)}
-            rows.append(row | {"cka": reference.cka(sampled(server.objective(batch=batch, state=client_model)))})
+            rows.append(
+                row | {"cka": reference.cka(sampled(server.objective(batch_size=batch_size, state=client_model)))}
+            )
     return rows
