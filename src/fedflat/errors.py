@@ -11,6 +11,15 @@ class UserError(Exception):
     """An invalid request; the message says what is wrong, what was expected and what to do."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message without its full stop, or the name of its class.
+
+    >>> first_line(ValueError("no.\\nDetails")), first_line(ValueError())
+    ('no', 'ValueError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: str = "") -> UserError:
     """The error for an unknown name, with the nearest valid names.
 

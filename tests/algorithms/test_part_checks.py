@@ -14,6 +14,7 @@ from fedflat.algorithms import Algorithm
 from fedflat.algorithms.composition import parts
 from fedflat.algorithms.drift import Drift
 from fedflat.algorithms.drift.scaffold import Scaffold
+from fedflat.algorithms.perturbation import Sam
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import Gradient, LocalContext
 from fedflat.algorithms.state import Fields, State, scalar, vector
@@ -108,6 +109,12 @@ class Static(Drift):
         return {}
 
 
+@dataclass(frozen=True)
+class NotBegun(Sam):
+    def offset(self, ctx: LocalContext, gradient: Gradient) -> tuple[torch.Tensor, State]:
+        return super().offset(ctx, gradient)[0], {"last": ctx.y}
+
+
 MISTAKES: list[tuple[Algorithm, str]] = [
     (Algorithm(server=OnlyModel()), "OnlyModel must return two values from step or aggregate: a model and the state"),
     (Algorithm(OnlyTarget()), "OnlyTarget must return two values from aggregate: a model and the state"),
@@ -122,6 +129,7 @@ MISTAKES: list[tuple[Algorithm, str]] = [
     (Algorithm(MistypedState()), "returns 'cs', but MistypedState.on_client declares c; did you mean 'c'"),
     (Algorithm(server=MistypedServer()), "returns 'momentun', but .*on_server declares .*did you mean 'momentum'"),
     (Algorithm(WrongShape()), r"has shape \(\), but WrongShape.on_client declares shape \(5,\)"),
+    (Algorithm(perturbation=NotBegun()), "NotBegun changes 'last' in a local step, but begin does not return it"),
     (Algorithm(server=NoDictionary()), "returns None for the fields of NoDictionary.on_server; return a dictionary"),
     (Algorithm(server=MissingMessage()), "MissingMessage.sends declares 'norm', but clients do not send it"),
 ]

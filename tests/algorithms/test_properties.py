@@ -145,8 +145,8 @@ def compositions(draw: st.DrawFn) -> dict[str, tuple[str, Values]]:
         weights.append("awa")
     if draw(st.booleans()):
         chosen["weights"] = draw(part("weights", weights))
-    needs_displacements = {chosen.get(slot, ("", {}))[0] for slot in ("local_optimiser", "weights")}
-    if "dual_scope" in chosen.get("drift", ("", {}))[1] and needs_displacements & {"fedadamw", "fedmuon", "awa"}:
+    names = {name for name, _ in chosen.values()}
+    if "dual_scope" in chosen.get("drift", ("", {}))[1] and names & {"fedadamw", "fedmuon", "awa", "exp"}:
         chosen["drift"][1]["dual_scope"] = "all"
     if "start" in chosen and (drift in ("gloss", "memoryless-acg") or chosen.get("server", ("", {}))[0] == "exp"):
         chosen["start"][1]["server"] = "displacement"

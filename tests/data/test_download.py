@@ -115,7 +115,8 @@ def test_an_interrupted_fetch_is_resumed_by_the_next(cifar: SimpleNamespace, pub
     publisher.cuts = [100] * ATTEMPTS
     with pytest.raises(UserError, match=r"connection .* 5 times"):
         download_source(cifar.source, cifar.folder)
-    assert files_below(cifar.folder) == {"cifar-10-batches-py/cifar.tar.gz.part"}
+    part = "cifar-10-batches-py/cifar.tar.gz.part"
+    assert files_below(cifar.folder) == {part, f"{part}.lock"}
     assert len(cifar.source.missing(cifar.folder)) == 6
     publisher.ranges.clear()
     download_source(cifar.source, cifar.folder)
@@ -149,11 +150,11 @@ def test_a_complete_partial_file_is_used(cifar: SimpleNamespace, publisher: Publ
     assert files_below(cifar.folder) == set(cifar.source.files)
 
 
-def test_wrong_bytes_leave_nothing_behind(cifar: SimpleNamespace, publisher: Publisher) -> None:
+def test_wrong_bytes_leave_only_a_lock_file(cifar: SimpleNamespace, publisher: Publisher) -> None:
     publisher.files["cifar.tar.gz"] = cifar.archive[:-1] + b"x"
     with pytest.raises(UserError, match=r"cifar\.tar\.gz .*md5 \w{32}.* \w{32}"):
         download_source(cifar.source, cifar.folder)
-    assert files_below(cifar.folder) == set()
+    assert files_below(cifar.folder) == {"cifar-10-batches-py/cifar.tar.gz.part.lock"}
 
 
 def test_intact_files_are_kept_and_damaged_ones_downloaded_again(

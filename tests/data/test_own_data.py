@@ -14,7 +14,16 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from fedflat.data import MappedTensor, canonical_dataset, from_arrays, from_torch, load, scaling, standardise
+from fedflat.data import (
+    MappedTensor,
+    canonical_dataset,
+    from_arrays,
+    from_clients,
+    from_torch,
+    load,
+    scaling,
+    standardise,
+)
 from fedflat.data.sources import array_files
 from fedflat.errors import UserError
 
@@ -271,6 +280,33 @@ def test_torch_datasets_of_tensors_and_streams_with_clients() -> None:
     assert streamed.train.groups is not None and streamed.train.groups.tolist() == (1 - LABELS).tolist()
 
 
+def test_tensors_of_any_float_type_and_with_gradients_are_read() -> None:
+    items = [(torch.ones(2, dtype=torch.bfloat16), 0), (torch.ones(2, dtype=torch.bfloat16, requires_grad=True), 1)]
+    assert from_torch(items, items).train.inputs.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    wide = np.ones((2, 2), dtype=np.longdouble)
+    assert from_arrays(wide, [0, 1], wide, [0, 1]).train.inputs.dtype == torch.float64
+    with pytest.raises(UserError, match="got a complex one"):
+        from_arrays(torch.ones(2, 2) * 1j, [0, 1], torch.ones(2, 2), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            (IMAGES[:2] / 255, [0, 1]),
+            "inputs of client 1 are of type torch.float64, those of client 0 of torch.uint8",
+        ),
+        ((IMAGES[:2], [0.5, 1.5]), "the targets of client 1 are of type float64"),
+        ((IMAGES[:2], ["cat", "dog"]), "expected one type for all clients"),
+    ],
+)
+def test_clients_with_data_of_different_types_are_rejected(other: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        from_clients([(IMAGES[:2], [0, 1]), other])
+    unsigned, small = np.array([0, 1], dtype=np.uint8), IMAGES[:2] / np.float32(255)
+    assert len(from_clients([(small, unsigned), (IMAGES[:2] / 255, [0, 1])]).train) == 4
+
+
 def test_torch_datasets_can_be_written_to_files(tmp_path: Path) -> None:
     dataset = from_torch(Pictures(), Pictures(), name="mine", folder=str(tmp_path / "here"))
     assert isinstance(dataset.train.inputs, MappedTensor) and torch.equal(
@@ -283,10 +319,16 @@ def test_torch_datasets_can_be_written_to_files(tmp_path: Path) -> None:
     ("items", "message"),
     [
         ([], "training set of mine is empty"),
+        (None, "training set of mine is a NoneType"),
+        (TensorDataset(torch.from_numpy(IMAGES)), "has 1 tensors; expected inputs, targets"),
+        ([(IMAGES[0], 0), (IMAGES[1], 1, "ann")], "only some items have a client"),
+        ([(IMAGES[0], [0]), (IMAGES[1], [0, 1])], "targets of the training set of mine differ in shape"),
+        ([(IMAGES[0], 0), (IMAGES[0] / 255, 0)], "type float64, but the first has .* uint8"),
+        ([(torch.eye(2).to_sparse(), 0)], "expected dense real tensors, but got a sparse one"),
         ([IMAGES[0]], "item 0 of the training set of mine is a ndarray"),
         (
             [(IMAGES[0], 0), (IMAGES[0, :, :2], 1)],
-            r"item 1 of the training set of mine has shape \(3, 2, 4\), but the first has \(3, 4, 4\)",
+            r"item 1 of the training set of mine has shape \(3, 2, 4\) and type uint8, but the first has \(3, 4, 4\)",
         ),
         ([(IMAGES[0], "cat")], "training labels and the test labels"),
     ],
@@ -339,6 +381,9 @@ def test_csv_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=gaps):
         load(str(tmp_path / "gaps.csv"), tmp_path)
     (tmp_path / "words.csv").write_text(f"a,b,target\n{rows}\n?,none?,cat\n2,?,cat\n")
+    (tmp_path / "rows.csv").write_text("a,b,target\n")
+    with pytest.raises(UserError, match=r"rows\.csv has no rows"):
+        load(str(tmp_path / "rows.csv"), tmp_path)
     words = r"not numbers in 'a' \(1 of 22 rows, first row 21\); 'b' \(2 of 22.*group=NAME.*drop=a\|b\)"
     with pytest.raises(UserError, match=words):
         load(str(tmp_path / "words.csv"), tmp_path)

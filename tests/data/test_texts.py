@@ -108,6 +108,7 @@ def test_hugging_face_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ([{"text": 5}], "", "column 'text' of row 0 .* is a int; expected a text"),
         ([{"text": ""}], "", "the text of row 0 .* is empty; remove"),
         ([*ROWS, {"text": "a", "label": None}], "target=label", "the target of row 10 .* is missing"),
+        ([*ROWS, {"text": "a", "label": ["b"]}], "target=label", "'label' of row 10 .* is a list; expected a word"),
         ([*ROWS, {"text": "a", "label": 0.5}], "target=label", "'label' of the training set .* contains fractions"),
         ([["a"]], "", "line 1 of .* is a list; expected a JSON object"),
         (ROWS[:3], "", "the test set of text.* is empty; .*every fifth"),

@@ -74,6 +74,14 @@ def test_a_custom_loss_is_trained_and_evaluated() -> None:
     )
 
 
+def test_an_error_of_a_custom_loss_without_text_is_named() -> None:
+    def silent(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise ValueError
+
+    with pytest.raises(fedflat.UserError, match=r"the loss fails on outputs .*: ValueError"):
+        list(fedflat.rounds("fedavg", module(), clients(), rounds=1, workers=1, loss=silent))
+
+
 def test_attributes_of_a_round() -> None:
     data = clients(6)
     loop = fedflat.rounds(

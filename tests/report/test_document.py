@@ -238,6 +238,11 @@ def test_measured_spectra_and_clients_are_found(compared):
     figures = figures_of(section, "last", {"fedavg": bowl})
     assert {"spectra", "contours", "surfaces"} <= set(figures) and "flatness-log" not in figures
     fedavg, *_ = figures["spectra"].axes[0].lines
+    assert figures["spectra"].axes[0].get_xlabel() == "eigenvalues of the Hessian, largest first"
+    for matrix in views["spectra"]:
+        matrix["matrix"] = "gauss-newton"
+    gauss_newton = figures_of(section, "last", {})["spectra"].axes[0].get_xlabel()
+    assert gauss_newton == "eigenvalues of the Gauss-Newton matrix, largest first"
     assert (fedavg.get_color(), fedavg.get_label()) == (COLOURS[styles["fedavg"]], "fedavg")
 
 

@@ -232,7 +232,14 @@ def measured(document: dict[str, Any]) -> dict[str, Any]:
     views["log"] = {"lambda_max": {"words": "largest eigenvalue of the Hessian", "lines": lines}}
     numbers: dict[str, Any] = dict.fromkeys(("loss", "lambda_min", "ratio", "trace"), 1.0)
     numbers["spread"] = dict.fromkeys((*numbers, "lambda_max"), 0.5)
-    about = {"on": "train", "examples": 10, "subsets": 1, "described": "server model, seed 0, round 3", **numbers}
+    about = {
+        "on": "train",
+        "examples": 10,
+        "subsets": 1,
+        "described": "server model, seed 0, round 3",
+        "matrix": "hessian",
+    }
+    about |= numbers
     views["spectra"] = [
         {"label": name, "style": style, "eigenvalues": [5.0, 2.0, 1.0], "lambda_max": 5.0, **about}
         for style, name in enumerate(MODELS)

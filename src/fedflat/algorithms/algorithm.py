@@ -17,7 +17,14 @@ from fedflat.algorithms.descent import Descent
 from fedflat.algorithms.drift import Drift
 from fedflat.algorithms.local_optimiser import LocalOptimiser
 from fedflat.algorithms.lr_schedule import LrSchedule, Schedule
-from fedflat.algorithms.part_checks import aggregate, explain_key_errors, finish, require_declared, require_sent
+from fedflat.algorithms.part_checks import (
+    aggregate,
+    explain_key_errors,
+    finish,
+    require_begun,
+    require_declared,
+    require_sent,
+)
 from fedflat.algorithms.perturbation import Perturbation
 from fedflat.algorithms.server import Sgd
 from fedflat.algorithms.slot import CohortMeans, Gradient, LocalContext, Pilot, Slot
@@ -267,12 +274,14 @@ class Algorithm:
         if self.perturbation.needs_teacher:
             ascent_gradient = with_teacher(batch_gradient, self.perturbation.teacher(perturbation_ctx))
         offset, changed_state = self.perturbation.offset(perturbation_ctx, ascent_gradient)
+        require_begun(self.perturbation, perturbation_ctx.local, changed_state)
         perturbation_ctx = perturbation_ctx.changed(offset=offset, local={**perturbation_ctx.local, **changed_state})
         perturbed_point = perturbation_ctx.perturbed(perturbation_ctx.y)
         g = self.perturbation.blend(gradient(perturbed_point), perturbation_ctx)
         d = self.drift.direction(descent.clip_gradient(g), drift_ctx.changed(offset=offset), gradient)
         lr = self.lr_schedule(schedule, drift_ctx.round, drift_ctx.step, drift_ctx.steps)
         y, moments = self.local_optimiser.move(descent.clip_direction(d), lr, optimiser_ctx, descent)
+        require_begun(self.local_optimiser, optimiser_ctx.local, moments)
         step, lr_sum = drift_ctx.step + 1, drift_ctx.lr_sum + lr
         if self.drift.counts_effective_steps:
             drift_ctx = drift_ctx.changed(local=self._unit_step(drift_ctx, lr, descent))

@@ -70,6 +70,16 @@ def require_declared(part: Any, method: str, state: State, model: Tensor | None 
     return state
 
 
+def require_begun(part: Any, local: State, changed: State) -> None:
+    """Raise a ``UserError`` if a step changes local state that the part's ``begin`` did not return."""
+    for name in changed:
+        if name not in local:
+            raise UserError(
+                f"{type(part).__name__} changes '{name}' in a local step, but begin does not return it; return its "
+                "first value there"
+            )
+
+
 def require_sent(part: Any, sent: State, model: Tensor) -> State:
     """Return what a client sends for a part; raises ``UserError`` unless ``sends`` declares exactly these fields."""
     name = type(part).__name__

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedflat.algorithms.slot import CohortMeans, Slot
 from fedflat.algorithms.state import Fields, State, scalar, vector
+from fedflat.errors import UserError
 from fedflat.registry import Registry
 from fedflat.text import param
 
@@ -117,16 +118,25 @@ class Adaptive(Sgd, ABC):
     server_lr: float = param(0.1, "learning rate of the server", above=0)
     beta1: float = param(0.9, "decay of the first moment m", low=0, high=1)
     tau: float = param(1e-3, "constant added to sqrt(v), which keeps the step finite", above=0, high=1e15)
-    v_init: float | None = param(None, "initial value of v; tau^2 if not set", low=0, high=1e9)
-    bias_correction: bool = param(False, "whether to correct m and v for their initial values, as Keras and torch do")
+    v_init: float | None = param(
+        None, "initial value of v; if not set, tau^2, or 0 with bias_correction", low=0, high=1e9
+    )
+    bias_correction: bool = param(False, "whether to correct m and v for their start at 0, as Keras and torch do")
     second_moment_of: Literal["displacement", "momentum"] = param(
         "displacement",
         "whether v averages squares of q (displacement) or, as in one version of the paper, of m (momentum)",
     )
 
+    def __post_init__(self) -> None:
+        """Reject decays of 1 with bias correction, which would divide by zero."""
+        for name in ("beta1", "beta2"):
+            if self.bias_correction and getattr(self, name, 0) == 1:
+                raise UserError(f"{name}=1 has no bias correction; use a smaller {name} or bias_correction=false")
+
     def on_server(self) -> Fields:
         """Declare the moments m and v, and the number of rounds t for bias correction; clients receive none of them."""
-        start = self.tau**2 if self.v_init is None else self.v_init
+        default = 0.0 if self.bias_correction else self.tau**2
+        start = default if self.v_init is None else self.v_init
         return (
             vector("m", sent=False, momentum="descent"),
             vector("v", sent=False, start=start),
@@ -138,7 +148,7 @@ class Adaptive(Sgd, ABC):
         """Return the new v, given the old one and ``squared``, which is q^2 or m^2; all have shape (P,)."""
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
-        """Return v after ``t`` rounds, corrected for its initial value; by default unchanged, for a v that is a sum."""
+        """Return v after ``t`` rounds, corrected for its start at 0; by default unchanged, for a v that is a sum."""
         return v
 
     def step(self, x: Tensor, q: Tensor, state: State) -> tuple[Tensor, State]:
@@ -283,6 +293,8 @@ class Extrapolation(Sgd):
     def conflict(self, slots: Mapping[str, Slot]) -> str | None:
         if getattr(slots["start"], "server", None) == "average":
             return "FedExP computes its learning rate from displacements; use relaxed(server=displacement)"
+        if getattr(slots["drift"], "dual_scope", "all") == "active":
+            return "FedExP needs displacements, which dual_scope=active does not upload; use dual_scope=all"
         return None
 
     def measure(self, displacement: Tensor) -> State:

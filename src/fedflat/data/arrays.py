@@ -170,6 +170,13 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
                     f"the {what} of client {number} have shape {shape}, those of client 0 {shapes[0]}; "
                     "expected one shape for all clients"
                 )
+        types = [_comparable_type(values) for values in arrays]
+        for number, comparable in enumerate(types):
+            if comparable != types[0]:
+                raise UserError(
+                    f"the {what} of client {number} are of type {arrays[number].dtype}, those of client 0 of "
+                    f"{arrays[0].dtype}; expected one type for all clients"
+                )
     inputs = torch.cat([inputs for inputs, _ in pairs])
     targets = np.concatenate([targets for _, targets in pairs])
     groups = np.repeat(np.arange(len(pairs)), [len(targets) for _, targets in pairs])
@@ -231,7 +238,12 @@ def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
     if not array.ndim:
         raise UserError(f"expected an array with one entry per example, but got the single value {values!r}")
     if isinstance(array, torch.Tensor):
+        if array.layout != torch.strided or array.is_complex():
+            kind = "complex" if array.is_complex() else "sparse"
+            raise UserError(f"expected dense real tensors, but got a {kind} one; convert it first")
         return (array.detach() if array.requires_grad else array).cpu()
+    if array.dtype == np.longdouble:
+        return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -240,6 +252,13 @@ def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
     if isinstance(values, torch.Tensor):
         return "f" if values.is_floating_point() else "i"
     return values.dtype.kind
+
+
+def _comparable_type(values: torch.Tensor | npt.NDArray[Any]) -> str:
+    """Return a name of the type of ``values``; arrays of different names do not belong to one dataset."""
+    if isinstance(values, torch.Tensor):  # inputs
+        return "float" if values.is_floating_point() else str(values.dtype)
+    return {"f": "float", "b": "integer", "i": "integer", "u": "integer"}.get(values.dtype.kind, "word")
 
 
 def _are_regression_targets(*splits: Any) -> bool:

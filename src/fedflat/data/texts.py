@@ -210,6 +210,12 @@ def _checked_rows(rows: Iterable[Row], split_name: str, layout: TextFormat) -> I
                 f"column '{layout.text}' of row {number} of {split_name} is a {type(fields[layout.text]).__name__}; "
                 "expected a text; name another column with text="
             )
+        for column in (layout.target, layout.group):
+            if column is not None and not isinstance(fields[column], str | int | float | np.generic):
+                raise UserError(
+                    f"column '{column}' of row {number} of {split_name} is a {type(fields[column]).__name__}; "
+                    "expected a word or a number"
+                )
         label, group = (None if column is None else fields[column] for column in (layout.target, layout.group))
         yield fields[layout.text], label, group
 
@@ -253,11 +259,11 @@ def _sequences(
                 if len(tokens) > 1:
                     yield tokens[:size], None, group
                 continue
-            joined = remaining.get(group, []) + tokens
-            while len(joined) >= size:
-                yield joined[:size], None, group
-                joined = joined[layout.length :]
-            remaining[group] = joined
+            joined, start = remaining.get(group, []) + tokens, 0
+            while len(joined) - start >= size:
+                yield joined[start : start + size], None, group
+                start += layout.length
+            remaining[group] = joined[start:]
     yield from ((tokens, None, group) for group, tokens in remaining.items() if len(tokens) > 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedflat.data.arrays import from_arrays
+from fedflat.data.arrays import as_native, from_arrays
 from fedflat.data.dataset import Dataset
 from fedflat.data.files.images import as_8_bit, channels_first
 from fedflat.data.files.mapped import ArrayWriter, MappedTensor, open_mapped
@@ -51,6 +51,12 @@ def from_torch(
     ):
         if isinstance(items, torch.utils.data.TensorDataset):
             columns: Sequence[Any] = items.tensors
+            if len(columns) not in (2, 3):
+                raise UserError(
+                    f"{split_name} has {len(columns)} tensors; expected inputs, targets and, if there are any, clients"
+                )
+        elif not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+            raise UserError(f"{split_name} is a {type(items).__name__}; expected a torch dataset or a list of examples")
         else:
             file = Path(folder) / f"{name}-{split}.npy" if folder else None
             columns = collect_examples(_iterate(items), split_name, file)
@@ -76,13 +82,19 @@ def collect_examples(items: Iterable[Any], split_name: str, file: Path | None = 
     if first is None:
         raise UserError(f"{split_name} is empty; expected at least one example")
     inputs = np.concatenate([first, *blocks]) if file is None else _write_blocks(file, chain([first], blocks))
-    return [inputs, *(np.array(column) for column in zip(*classes_and_clients, strict=True))]
+    try:
+        return [inputs, *(np.array(column) for column in zip(*classes_and_clients, strict=True))]
+    except ValueError:
+        raise UserError(
+            f"the targets of {split_name} differ in shape, or only some items have a client; expected one form"
+        ) from None
 
 
 def _as_array(value: Any) -> np.ndarray:
     """Convert one input to an array; Pillow images become uint8 with channels first."""
     if isinstance(value, torch.Tensor):
-        return value.numpy()
+        row: np.ndarray = np.asarray(as_native((value.float() if value.dtype == torch.bfloat16 else value)[None]))[0]
+        return row
     if hasattr(value, "getbands"):  # a Pillow image
         return channels_first(as_8_bit(value))
     return np.asarray(value)
@@ -99,7 +111,7 @@ def _input_blocks(
         classes_and_clients: receives ``[class]`` or ``[class, client]`` for each item.
     """
     block: list[np.ndarray] = []
-    shape: tuple[int, ...] | None = None
+    first: np.ndarray | None = None
     for position, item in enumerate(items):
         if not isinstance(item, list | tuple) or len(item) not in (2, 3):
             raise UserError(
@@ -107,11 +119,11 @@ def _input_blocks(
                 "expected (input, class) or (input, class, client)"
             )
         example = _as_array(item[0])
-        shape = example.shape if shape is None else shape
-        if example.shape != shape:
+        first = example if first is None else first
+        if (example.shape, example.dtype) != (first.shape, first.dtype):
             raise UserError(
-                f"the input of item {position} of {split_name} has shape {example.shape}, but the first has {shape}; "
-                "expected one shape"
+                f"the input of item {position} of {split_name} has shape {example.shape} and type {example.dtype}, but "
+                f"the first has {first.shape} and {first.dtype}; expected one shape and type"
             )
         block.append(example)
         classes_and_clients.append([value if isinstance(value, str) else np.asarray(value) for value in item[1:]])

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 from fedflat.models.registry import ModelSpec, require_sequence
 from fedflat.registry import require_package
 from fedflat.text import param
@@ -74,9 +74,8 @@ class HuggingFace(ModelSpec):
         except UserError:
             raise
         except Exception as error:  # the errors of transformers have many types
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             remedy = f"; to use it offline: hf download {source} --local-dir DIR, then hf(path=DIR)" if self.hub else ""
-            raise UserError(f"cannot build the model {source}: {reason}{remedy}") from error
+            raise UserError(f"cannot build the model {source}: {first_line(error)}{remedy}") from error
         finally:
             if has_progress_bar:
                 logging.enable_progress_bar()

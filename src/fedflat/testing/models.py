@@ -12,7 +12,7 @@ from torch.func import functional_call
 from fedflat.engines.problem.multilabel import MultiLabel
 from fedflat.engines.problem.regression import Huber, Regression
 from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task
-from fedflat.errors import UserError, one_of
+from fedflat.errors import UserError, first_line, one_of
 from fedflat.models.layout import Layout
 from fedflat.testing.broken import Broken
 
@@ -67,7 +67,7 @@ def check_model(
                     raise Broken(name, property_name, reason)
                 verified.append(property_name)
     except FAILURES as error:
-        raise UserError(f"{name} does not accept inputs of shape {tuple(input_shape)}: {_first_line(error)}") from error
+        raise UserError(f"{name} does not accept inputs of shape {tuple(input_shape)}: {first_line(error)}") from error
     return verified
 
 
@@ -119,10 +119,6 @@ def _checks(
     yield "every parameter has a gradient", f"{', '.join(unused[:4])} always has a zero gradient" if unused else ""
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 def _targets(target_type: str, batch_size: int, columns: int) -> Tensor:
     """Return targets of the type ``classes``, ``numbers`` or ``labels``.
 
@@ -141,7 +137,7 @@ def _batch_dependence(model: nn.Module, inputs: Tensor, output: Tensor) -> str:
         alone = model(inputs[:1]).detach()
     except FAILURES as error:
         return (
-            f"a batch of one fails: {_first_line(error)}; "
+            f"a batch of one fails: {first_line(error)}; "
             "does the model normalise over the batch without running statistics?"
         )
     difference = float((output[:1] - alone).abs().max())

@@ -62,16 +62,19 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
 
 @contextmanager
 def _locked(part: Path) -> Iterator[None]:
-    """Wait until no other process downloads to ``part``."""
+    """Wait until no other process downloads to ``part``.
+
+    The lock's file stays if the download fails: processes that wait for it would not exclude those that create it again.
+    """
     part.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{part}.lock")
     with suppress(NotImplementedError):  # some file systems have no locks
         lock.acquire()
     try:
         yield
+        Path(lock.lock_file).unlink(missing_ok=True)
     finally:
         lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _install(download: Download, data_dir: Path, progress: Progress) -> None:

@@ -100,6 +100,8 @@ def _read_frame(file: Path) -> pandas.DataFrame:
             f"the columns of {file} are separated by {separator!r}; expected commas: read it with "
             f"pandas.read_csv(..., sep={separator!r}) and write it again with to_csv(..., index=False)"
         )
+    if table.empty:
+        raise UserError(f"{file} has no rows; expected at least one example")
     return table
 
 
@@ -203,7 +205,7 @@ def _to_nested_lists(row: Any) -> Any:
 def _parse_shape(shape: str, count: int, file: Path) -> tuple[int, ...]:
     """Parse the shape of an example, e.g. ``3x32x32``, which must have ``count`` numbers; ``file`` is for messages."""
     words = shape.lower().split("x")
-    sizes = tuple(int(word) for word in words if word.isdigit())
+    sizes = tuple(int(word) for word in words if word.isdecimal())
     if len(sizes) < len(words) or np.prod(sizes) != count:
         raise UserError(
             f"shape={shape} does not match the {count} numbers per example in {file}; expected e.g. 3x32x32"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 from fedflat.registry import require_package
 
 BYTES = "bytes"
@@ -98,10 +98,9 @@ def load_tokeniser(tokeniser: Any) -> Tokeniser:
             return PretrainedTokeniser(transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokeniser)))
         return PretrainedTokeniser(transformers.AutoTokenizer.from_pretrained(str(tokeniser)))
     except Exception as error:  # the errors of transformers have many types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
-            f"cannot load the tokeniser {tokeniser} ({reason}); expected {TOKENISER_VALUES}; to use one from the Hub "
-            "offline, first run: hf download NAME --local-dir DIR, then set tokeniser=DIR"
+            f"cannot load the tokeniser {tokeniser} ({first_line(error)}); expected {TOKENISER_VALUES}; to use one "
+            "from the Hub offline, first run: hf download NAME --local-dir DIR, then set tokeniser=DIR"
         ) from error
 
 

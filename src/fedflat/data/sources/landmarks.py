@@ -69,7 +69,7 @@ class Landmarks(FileSource[CsvRows]):
                 raise UserError(f"{path} has no column {column}; expected {', '.join(columns)}; {self.remedy}")
         for row in rows:
             label = row["class"]
-            if label is None or not label.isdigit() or int(label) >= self.num_classes:
+            if label is None or not label.isdecimal() or int(label) >= self.num_classes:
                 raise UserError(
                     f"{path} has class {label} for {row['image_id']}; expected 0 to {self.num_classes - 1}; "
                     f"{self.remedy}"

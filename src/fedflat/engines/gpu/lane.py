@@ -23,7 +23,7 @@ from fedflat.engines.round.client import ClientReport, begin_client, draw_batche
 from fedflat.engines.round.client_facts import full_gradient, label_scalars, pilot_gradients
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, ClientRound, Cost, Training
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 
 WARM_UPS = 2
 """Uncaptured calls before a capture, in which libraries allocate memory and select kernels."""
@@ -109,7 +109,7 @@ def explain_capture_errors() -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise UserError(
-            f"the local step cannot be captured as a CUDA graph ({str(error).strip().splitlines()[0]}); the model must "
+            f"the local step cannot be captured as a CUDA graph ({first_line(error)}); the model must "
             "not copy tensor values to the host (such as .item()), and gradient checkpointing needs "
             "preserve_rng_state=False; change the model, or use engine.name=loop"
         ) from error

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedflat.data import Dataset, Examples
 from fedflat.engines.problem.objective import DistillationTask, divergence
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from fedflat.engines.problem.problem import Problem
@@ -110,9 +110,7 @@ class CustomLoss(Classification):
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             shapes = f"{tuple(output.shape)} and {tuple(target.shape)}"
-            raise UserError(
-                f"the loss fails on outputs and targets of shapes {shapes}: {str(error).splitlines()[0]}"
-            ) from error
+            raise UserError(f"the loss fails on outputs and targets of shapes {shapes}: {first_line(error)}") from error
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise UserError(f"the loss of a batch is {kind}; expected a scalar tensor, the mean over the batch")

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any, Literal
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 from fedflat.operating_system import KEEPS_FREED_MEMORY
 from fedflat.processes import available_cores
 
@@ -181,11 +181,6 @@ def _rejected(address: str, error: Exception) -> UserError:
         f"the server at {address} rejects the connection ({first_line(error)}); if it is a Ray cluster that requires a "
         "token, set RAY_AUTH_MODE=token and put its token into ~/.ray, otherwise correct ray_address"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an error's message, or the name of its class."""
-    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def choose_device(ray: Any, requested: str) -> Device:

@@ -8,11 +8,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedflat.engines.ray.cluster import Device, check_head, first_line
+from fedflat.engines.ray.cluster import Device, check_head
 from fedflat.engines.ray.messages import ProblemSource, WorkerInfo
 from fedflat.engines.ray.scheduling import WorkerHandle, WorkItem, WorkQueue
 from fedflat.engines.ray.worker import Worker, fedflat_version, version_mismatch
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 
 MOST_LOSSES = 2
 """How often the worker of the same item may be lost before the run stops with an error."""

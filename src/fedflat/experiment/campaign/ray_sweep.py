@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fedflat.data.sources.source import DATA_DIR_VARIABLE, data_dir
-from fedflat.engines.ray.cluster import check_head, choose_device, connect, first_line
+from fedflat.engines.ray.cluster import check_head, choose_device, connect
 from fedflat.engines.ray.worker import fedflat_version, version_mismatch
 from fedflat.engines.ray.worker_pool import MOST_LOSSES, close_worker_pool
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask

@@ -29,7 +29,7 @@ from fedflat.engines.problem.task import require_distillation
 from fedflat.engines.round.aggregation import Aggregation
 from fedflat.engines.round.contract import Engine, Training
 from fedflat.engines.round.plan import Plan, Sampler
-from fedflat.errors import GpuFailed, UserError
+from fedflat.errors import GpuFailed, UserError, first_line
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.privacy import mechanism_of
 from fedflat.experiment.setup.problem import build_problem, device_of
@@ -305,7 +305,7 @@ def explain_gpu_errors(config: Config) -> Iterator[None]:
             "or use engine.precision=bf16"
         ) from None
     except RuntimeError as error:
-        message = str(error).splitlines()[0] if str(error) else ""
+        message = first_line(error)
         if not message.startswith("CUDA error"):
             raise
         raise GpuFailed(

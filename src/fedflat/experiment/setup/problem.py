@@ -24,7 +24,7 @@ from fedflat.engines.problem.segmentation import Segmentation
 from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
 from fedflat.engines.problem.token_model import adapt, check_tokens, takes_keywords, vocabulary_size
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.experiment.stopping import check_target
@@ -270,7 +270,7 @@ def _check_model(problem: Problem, name: str) -> None:
         dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(
             f"{name} cannot be used on {data.name}, which has {dtype} inputs of shape {data.input_shape}: "
-            f"{str(error).splitlines()[0]}"
+            f"{first_line(error)}"
         ) from error
     expected = _expected_output(problem.task, examples, problem.model)
     if expected is None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedflat.data import Dataset, normalise
 from fedflat.engines.problem.token_model import adapt
-from fedflat.errors import UserError
+from fedflat.errors import UserError, first_line
 from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.models import merge_adapters
 from fedflat.models.peft_adapters import CONFIG_FILE, WEIGHTS_FILE, save_peft_adapter
@@ -127,7 +127,7 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, description: Mappi
             )
     except Exception as error:  # the exporter raises many types of errors
         raise UserError(
-            f"this model cannot be exported to ONNX: {str(error).splitlines()[0]}; export torch or safetensors instead"
+            f"this model cannot be exported to ONNX: {first_line(error)}; export torch or safetensors instead"
         ) from error
     assert program is not None
     proto = program.model_proto

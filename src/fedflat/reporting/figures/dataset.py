@@ -59,7 +59,7 @@ def _draw_targets(axes: Axes, dataset: Dataset) -> None:
     """Draw bars of the examples per class (for segmentation: pixels), or a histogram of numeric targets."""
     sets = {"training": dataset.train.targets, "test": dataset.test.targets}
     if dataset.train.targets.is_floating_point():
-        bins = np.histogram_bin_edges(sets["training"].numpy(), bins=40).tolist()
+        bins = np.histogram_bin_edges(torch.cat([*sets.values()]).numpy(), bins=40).tolist()
         for number, (name, targets) in enumerate(sets.items()):
             axes.hist(targets.flatten().numpy(), bins, color=COLOURS[number], alpha=0.7, label=name)
         axes.set_xlabel("target")

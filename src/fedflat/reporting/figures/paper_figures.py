@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedflat.display import is_share
+from fedflat.reporting.figures.spectrum import format_eigenvalue_axes
 from fedflat.reporting.figures.style import (
     LineStyle,
     add_legend,
@@ -17,7 +18,6 @@ from fedflat.reporting.figures.style import (
     marker_spacing,
     metric_label,
     open_frame,
-    scale_logarithmically,
     wrapped,
 )
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
@@ -96,7 +96,6 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
     ``spectra`` is the report's list of spectra, with label, description, style and eigenvalues of each model.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axes = figure.subplots()
@@ -112,11 +111,7 @@ def eigenvalue_figure(spectra: Sequence[Values]) -> Figure:
             label=f"{spectrum['label']}{description}",
         )
     is_log = all(eigenvalue > 0 for spectrum in spectra for eigenvalue in spectrum["eigenvalues"])
-    if is_log:
-        scale_logarithmically(axes)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axes.set_xlabel("eigenvalues of the Hessian, largest first")
-    axes.set_ylabel("eigenvalue (log scale)" if is_log else "eigenvalue")
+    format_eigenvalue_axes(axes, {spectrum["matrix"] for spectrum in spectra}, is_log)
     _style(axes)
     add_legend(axes, fontsize=8)
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,8 +50,7 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
             isolated_density = min(isolated_density, *map(_isolated_eigenvalue_density, spectra))
     all_eigenvalues = [value for spectra in models.values() for spectrum in spectra for value in spectrum.eigenvalues]
     matrices = {spectrum.matrix for spectra in models.values() for spectrum in spectra}
-    matrix = MATRIX_NAMES[matrices.pop()] if len(matrices) == 1 else "curvature matrix"
-    _format_eigenvalue_axes(panels[0], matrix, is_log=min(all_eigenvalues) > 0)
+    format_eigenvalue_axes(panels[0], matrices, is_log=min(all_eigenvalues) > 0)
     if with_density:
         panels[1].set_yscale("log")
         panels[1].set_ylim(LOWEST_DENSITY * isolated_density, 3 * highest_density)
@@ -64,8 +63,12 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
     return figure
 
 
-def _format_eigenvalue_axes(axes: Axes, matrix: str, is_log: bool) -> None:
-    """Label and scale the axes of a matrix's eigenvalues: logarithmic with ``is_log``, otherwise with a line at 0."""
+def format_eigenvalue_axes(axes: Axes, matrices: Collection[str], is_log: bool) -> None:
+    """Label and scale the axes of eigenvalues: logarithmic with ``is_log``, otherwise with a line at 0.
+
+    ``matrices`` are the different matrices (keys of ``MATRIX_NAMES``) whose eigenvalues are drawn.
+    """
+    matrix = MATRIX_NAMES[next(iter(matrices))] if len(matrices) == 1 else "curvature matrix"
     axes.set_xlabel(f"eigenvalues of the {matrix}, largest first")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylabel("eigenvalue (log scale)" if is_log else "eigenvalue")

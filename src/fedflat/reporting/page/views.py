@@ -134,7 +134,7 @@ def _spectra(group: Group) -> tuple[list[Values], list[Measured]]:
             suffix = "" if matrix == "hessian" else f", {matrix}"
             label = distinct_label(name + suffix, spectra, path)
             values = _spectrum_values(label, model["subsets"], model["on"] or "")
-            about = {"described": model.get("described", ""), "parameters": model.get("parameters")}
+            about = {"described": model.get("described", ""), "parameters": model.get("parameters"), "matrix": matrix}
             spectra[label] = {**values, **about}
             means = {"loss": values["loss"]} | {f"{key}{suffix}": values[name] for name, key in SEED_QUANTITIES.items()}
             measured.append(model["measured"](values["examples"], means))

@@ -166,7 +166,7 @@ data.sections.forEach((section, n) => {
   }
 
   const spectra = section.views.spectra.map((s) => ({ ...s, x: s.eigenvalues.map((_, i) => i + 1), y: s.eigenvalues }));
-  const eigenvalues = { words: "eigenvalues of the Hessian", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", whole: true };
+  const eigenvalues = { words: "eigenvalues of a curvature matrix", xlabel: "eigenvalues, largest first", ylabel: "eigenvalue", whole: true };
   modelChart(n, "spectra", spectra, () => spectra, eigenvalues);
 
   const kind = find(n, "kind"), rises = { words: "sharpness over the radius", xlabel: "radius rho", ylabel: "rise of the loss", logX: true };
