@@ -150,7 +150,7 @@ class MissingPlugin(UserError):
 
     def __init__(self, run: Path, path: Path) -> None:
         self.problem, self.path = f"the run in {run} needs the plugin {path}, which does not exist", path
-        super().__init__(f"{self.problem}; restore the file, or import it from its new folder first")
+        super().__init__(f"{self.problem}; restore the file, or first import a file of the same name")
 
 
 def listed_plugins() -> list[str]:
@@ -251,16 +251,16 @@ def load_unchanged(plugins: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def changed_plugins(plugins: Mapping[str, str]) -> list[str]:
-    """The file names of a run's plugins that are imported in this process with another content.
+    """The file names of a run's plugins whose content at that time is not loaded in this process.
 
     Args:
         plugins: sha256 of each plugin when the run began, by absolute path.
     """
     changed = []
     for path, digest in plugins.items():
-        module = sys.modules.get(Path(path).stem)
-        file = getattr(module, "__file__", None)
-        if module is not None and (file is None or _sha256(Path(file)) != digest):
+        # The user's script may have imported it like any other module.
+        file = getattr(sys.modules.get(Path(path).stem), "__file__", None)
+        if digest not in loaded_plugins().values() and (file is None or _sha256(Path(file)) != digest):
             changed.append(Path(path).name)
     return changed
 
@@ -272,7 +272,8 @@ def _load(path: Path) -> None:
         return
     if not path.is_file():
         hint = f"did you mean {path}.py?" if Path(f"{path}.py").is_file() else "expected the path of a Python file"
-        raise UserError(f"the plugin {path} does not exist; {hint}")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"the plugin {path} {problem}; {hint}")
     if path.suffix != ".py" or "." in name:
         raise UserError(f"the plugin {path} is not a Python module; expected a file such as mine.py")
     if name in sys.modules or name in sys.stdlib_module_names:
@@ -302,7 +303,7 @@ def import_file(path: Path, name: str, role: str) -> ModuleType:
         sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # any error of the user's code
+    except (Exception, SystemExit) as error:  # any error of the user's code
         del sys.modules[name]
         raise UserError(f"cannot load the {role} {path}{_line(error, path)}: {_message(error)}") from error
     return module
@@ -344,7 +345,7 @@ def _imported_names(source: bytes) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _line(error: Exception, path: Path) -> str:
+def _line(error: BaseException, path: Path) -> str:
     """The line of the file at ``path`` that raised an error, as ", line N"; empty if it is unknown."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError):
@@ -352,7 +353,7 @@ def _line(error: Exception, path: Path) -> str:
     return f", line {lines[-1]}" if lines else ""
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """The message of an error, after the name of its class unless it is a ``UserError``, which explains itself."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 

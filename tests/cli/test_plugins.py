@@ -62,6 +62,7 @@ def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_reg
         ("algorithm", "sam", "'sam' is already the name of a registered perturbation"),
         ("model", "my model", "'my model' is not a valid model name"),
         ("dataset", "json", "'json' is the name of an installed Python module"),
+        ("model", "class", "'class' is a keyword of Python"),
         ("dataset", "numpy", "'numpy' is the name of an installed Python module"),
     ],
 )
@@ -209,6 +210,19 @@ def test_a_comparison_that_mixes_versions_of_a_plugin_warns(fedflat, small, tmp_
     assert "(versioned.py)" in Path("report/results.tex").read_text()
 
 
+def test_a_plugin_with_another_name_and_content_is_noticed(fedflat, small, tmp_path, restore_registries):
+    for name, factor in (("first.py", 1), ("second.py", 2)):
+        code = "import fedflat\nfrom fedflat.algorithms.server import Sgd\n"
+        code += f"fedflat.register('mine', fedflat.Algorithm(server=Sgd(server_lr={factor}.0)))\n"
+        (tmp_path / name).write_text(code)
+    command = ["compare", "mine", *small, "--rounds", 1, "--quiet", "--out", "out", "--seeds"]
+    fedflat(*command, 1, "--plugin", "first.py")
+    restore_registries()
+    assert "first.py has changed since 1 of these runs began" in fedflat(*command, 2, "--plugin", "second.py").stderr
+    shown = " ".join(fedflat("show", "out").stdout.split())
+    assert "its mean may mix different code: mine (first.py, second.py)" in shown
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -217,6 +231,8 @@ def test_a_comparison_that_mixes_versions_of_a_plugin_warns(fedflat, small, tmp_
         ("json.py", "", "has the same name as another module"),
         ("broken.py", "\nimport fedflat\nfedflat.regster", "broken.py, line 3: AttributeError: module 'fedflat'"),
         ("worse.py", "\ndef", "worse.py, line 2: SyntaxError"),
+        ("script.py", "import sys\nsys.exit(3)", "script.py, line 2: SystemExit: 3"),
+        (".", None, "is a folder; expected the path of a Python file"),
         ("taken.py", "import fedflat\nfedflat.register('fedavg', fedflat.Algorithm(1))", "taken.py, line 2: the algo"),
     ],
 )

@@ -53,10 +53,10 @@ def test_a_run_that_another_process_finishes_meanwhile_is_loaded(tmp_path: Path)
     class Other(fedflat.Callback):
         def ended(self, run: Any, record: Any) -> None:
             if record.config.seed == 0:
-                fedflat.run("fedavg", out=tmp_path / "fedavg/seed-1", **settings)
+                fedflat.run("fedavg", out=tmp_path / "fedavg/seed-1", seed=1, **settings)
 
-    settings = {**SMALL, "rounds": 1, "local_steps": 1, "seed": 1}
-    comparison = fedflat.compare("fedavg", seeds=2, out=tmp_path, callbacks=[Other()], **{**settings, "seed": 0})
+    settings = {**SMALL, "rounds": 1, "local_steps": 1}
+    comparison = fedflat.compare("fedavg", seeds=2, out=tmp_path, callbacks=[Other()], **settings)
     assert [record.status for record in comparison.records] == ["finished", "finished"]
 
 

@@ -142,3 +142,20 @@ def test_a_saved_model_is_measured_in_python(undisturbed: Path) -> None:
     assert in_memory.flatness().objective().loss().isfinite()
     with pytest.raises(UserError, match="no folder"):
         in_memory.flatness(rounds=1)
+
+
+def test_tensors_have_the_order_of_the_model_wherever_they_come_from(tmp_path: Path) -> None:
+    settings = {"rounds": 1, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1, "device": "cpu"}
+    saved = fedflat.run("fedavg", model="mlp(hidden=4)", out=tmp_path / "run", **settings)
+    for result in (saved, fedflat.load(tmp_path / "run")):
+        assert (
+            list(result.state_dict())
+            == list(saved.model().state_dict())
+            == ["1.weight", "1.bias", "3.weight", "3.bias"]
+        )
+
+
+def test_an_address_of_a_cluster_that_is_not_used_is_reported() -> None:
+    settings = {"rounds": 1, "clients": 4, "local_steps": 1, "clients_per_round": 2, "model": "mlp(hidden=4)"}
+    with pytest.warns(UserWarning, match=r"engine\.ray_address=127\.0\.0\.1:1 has no effect with engine\.name=loop"):
+        fedflat.run("fedavg", ray_address="127.0.0.1:1", engine="loop", workers=1, device="cpu", **settings)

@@ -11,6 +11,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.stability import Twins
 from fedflat.experiment.analysis.theory import round_learning_rates
 from fedflat.experiment.config import parse_config
+from fedflat.experiment.make_config import make_config
 from fedflat.flatness.theory import Constants, FederationSize, run_bound
 
 from ..quadratics import Bowl, Value
@@ -98,6 +99,14 @@ def test_twins_are_equal_until_the_client_participates(algorithm: str) -> None:
     distances = {look["round"]: look["distance"][0] for look in late.train()}
     assert all(distances[before] == 0 for before in range(1, first))
     assert distances[first] > 0
+
+
+def test_a_twin_whose_example_is_never_drawn_equals_the_run() -> None:
+    settings = {"rounds": 3, "clients": 4, "clients_per_round": 4, "local_steps": 1, "batch_size": 1}
+    pair = Twins(make_config(settings={**settings, "device": "cpu", "model": "mlp(hidden=4)"}), twins=4, examples=20)
+    *_, last = pair.train(every=3)
+    equal = [distance == 0 for distance in last["distance"]]
+    assert [swap.first_round is None for swap in pair.swaps] == equal and any(equal)
 
 
 def test_a_swap_changes_one_example_and_no_label() -> None:

@@ -137,7 +137,8 @@ class Application(CommandGroup):
                 return super().invoke(ctx)
             except MissingPlugin as error:
                 command = f"fedflat {shlex.join(self._command_line)} --plugin NEW_FOLDER/{error.path.name}"
-                raise UserError(f"{error.problem}; restore the file, or pass its new path: {command}") from None
+                remedy = "restore the file, or pass its new path, with the same file name"
+                raise UserError(f"{error.problem}; {remedy}: {command}") from None
             except NoSuchOption as error:
                 setting = OTHER_NAMES.get(error.option_name) or suggest_setting(error.option_name)
                 if setting is None or error.ctx is None:

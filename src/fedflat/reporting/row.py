@@ -76,12 +76,11 @@ class Row:
 
     @property
     def mixed_plugins(self) -> list[str]:
-        """File names of plugins whose content differs between the runs."""
-        digests: dict[str, set[str]] = {}
-        for record in self.records:
-            for path, digest in record.folder.plugins().items() if record.folder else ():
-                digests.setdefault(Path(path).name, set()).add(digest)
-        return [name for name, distinct in digests.items() if len(distinct) > 1]
+        """File names of plugins whose content not all runs used."""
+        used = [record.folder.plugins() for record in self.records if record.folder]
+        of_all_runs = set.intersection(*(set(plugins.values()) for plugins in used)) if used else set()
+        mixed = (Path(path).name for plugins in used for path, digest in plugins.items() if digest not in of_all_runs)
+        return list(dict.fromkeys(mixed))
 
     @property
     def label(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from shlex import quote
 from string import Template
@@ -52,8 +53,9 @@ def new(
     for path in files:
         if path.exists():
             raise UserError(f"{path} already exists; choose another name or --out")
-    if module in sys.stdlib_module_names or find_spec(module):
-        raise UserError(f"'{name}' is the name of an installed Python module; choose another name")
+    if iskeyword(module) or module in sys.stdlib_module_names or find_spec(module):
+        what = "a keyword of Python" if iskeyword(module) else "the name of an installed Python module"
+        raise UserError(f"'{name}' is {what}; choose another name")
     out.mkdir(parents=True, exist_ok=True)
     for path, template in files.items():
         text = Template((TEMPLATES / template).read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ def about() -> None:
     A weights file (.pt, .safetensors) needs --module FILE.py:FUNCTION and --dataset NAME.
     Nothing is retrained, except that `clients` and `similarity` retrain single rounds and `stability` trains runs.
 
-    Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-digits-seed0:wima
+    Example: fedflat flatness spectrum runs/fedavg-digits-seed0 runs/fedmoswa-wima-digits-seed0:wima
     """
 
 

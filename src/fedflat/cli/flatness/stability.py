@@ -86,10 +86,13 @@ def stability(
     figure = twins_picture(measurements, title, run_config.algorithm)
     folder = RUNS / f"stability-{run_slug(run_config)}"
     swaps = ", ".join(
-        f"example {swap.position} of client {swap.client} (first in round {swap.first_round})"
+        f"example {swap.position} of client {swap.client} "
+        + ("(never trained on)" if swap.first_round is None else f"(first in round {swap.first_round})")
         for swap in twin_runs.swaps
     )
-    notes = {"replaced": swaps, "values": "means over twins"}
+    equal = sum(swap.first_round is None for swap in twin_runs.swaps)
+    values = "means over twins" + (f", of which {equal} always equal the run; train for more rounds" if equal else "")
+    notes = {"replaced": swaps, "values": values}
     output.publish(folder, document, show, figure, notes, name="stability")
 
 

@@ -79,7 +79,7 @@ class Replay:
         name = "auto" if config.engine.name == "ray" else config.engine.name
         changes = {"name": name} if workers is None else {"name": "loop", "workers": workers}
         self.engine: Engine = engine_for(decide_compile(config.changed(engine=changes), problem, partition), problem)
-        self._training = training_of(config, self.algorithm, len(partition.clients), problem)
+        self.training = training_of(config, self.algorithm, len(partition.clients), problem)
         self._sampler = sampler_of(config, len(partition.clients))
         # State of the clients that ``advance`` has trained; it overrides the moment's ``client_state``.
         self._changed: dict[int, StateAndStatistics] = {}
@@ -129,7 +129,7 @@ class Replay:
         """Train clients for the next round without changing the moment."""
         moment = self.moment
         with torch.random.fork_rng(devices=[]):  # training reseeds the caller's generator
-            return self.engine.train(self._training, moment.rounds, moment.model, moment.states, clients)
+            return self.engine.train(self.training, moment.rounds, moment.model, moment.states, clients)
 
     def advance(self) -> Outcome:
         """Train the cohort of the next round and advance the moment by one round."""

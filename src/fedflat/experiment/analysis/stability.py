@@ -17,7 +17,8 @@ from fedflat.data import Dataset, Examples
 from fedflat.data.batches import move_examples
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task, finite_or_none
-from fedflat.engines.round.contract import ModelState
+from fedflat.engines.round.client import draw_batches
+from fedflat.engines.round.contract import ClientRound, ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements
 from fedflat.experiment.analysis.replay import Replay, check_client
@@ -36,8 +37,9 @@ class Swap:
     """Position in the training set."""
     by: int
     """Position of the replacement in the test set."""
-    first_round: int
-    """First round in which the client participates, counted from 1; before it, the twin equals the original run."""
+    first_round: int | None
+    """First round in which the example is trained on, counted from 1; None if it never is. The twin equals the original
+    run until then."""
 
     def apply(self, data: Dataset) -> Dataset:
         """Copy a dataset and replace the example; the replacement belongs to the same client."""
@@ -102,15 +104,18 @@ class Twins:
         if not len(candidates):
             raise UserError(f"the test set has no example of class {int(target)} as a replacement; use another --draw")
         replacement = int(candidates[int(rng.integers(len(candidates)))])
-        return Swap(client, position, replacement, self._first_round(client))
+        return Swap(client, position, replacement, self._first_round(client, position))
 
-    def _first_round(self, client: int) -> int:
-        """Return the first round (counted from 1) in which a client participates; if there is none, rounds + 1."""
-        rounds = self.config.training.rounds
-        for index in range(self.config.init_rounds, rounds):  # initial weights may come from a run of init_rounds
-            if client in self.original.cohort_of(index):
-                return index + 1
-        return rounds + 1
+    def _first_round(self, client: int, position: int) -> int | None:
+        """Return the first round (counted from 1) in which a client trains on an example; None if it never does."""
+        original, indices = self.original, self.original.partition.clients[client]
+        uses_all = original.algorithm.drift.full_gradient != "none"
+        for index in range(self.config.init_rounds, self.config.training.rounds):  # init_rounds trained the first model
+            if client in original.cohort_of(index):
+                batches, _ = draw_batches(original.problem, original.training, ClientRound(index, client, indices))
+                if uses_all or any(position in batch for batch in batches):
+                    return index + 1
+        return None
 
     def _scored_examples(self, examples: int, seed: int) -> Examples:
         """Return a random sample of the test set, without the replacements."""

@@ -26,6 +26,7 @@ from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import DistantRun, Results, RunTask
 from fedflat.experiment.config import Config
+from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record
 from fedflat.operating_system import keep_freed_memory
 from fedflat.processes import use_cores
@@ -247,8 +248,11 @@ class WatchedFolder:
         length = self._folder.metrics_length()
         if length == self._metrics_read:
             return
+        try:
+            record = load_record(self._folder.path)
+        except DamagedFile:  # in a shared folder, the final status may be visible before the last metrics
+            return
         self._metrics_read = length
-        record = load_record(self._folder.path)
         if not record.history:  # the first line is still being written
             return
         run, is_first = self._run, self._run is None

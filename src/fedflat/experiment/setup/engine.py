@@ -79,6 +79,12 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     settings = config.engine
     if settings.name == "ray" and user_objects is not None:
         return ray_engine(config, problem, user_objects)
+    if settings.ray_address is not None and settings.name != "ray":
+        warnings.warn(
+            f"engine.ray_address={settings.ray_address} has no effect with engine.name={settings.name}; use "
+            "engine.name=ray",
+            stacklevel=2,
+        )
     on_gpu = problem.device.type == "cuda"
     check_precision(settings.precision, on_gpu)
     should_compile = settings.compile == "on"

@@ -27,7 +27,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     the ``sha256`` of all tensors and of the other values in this object.
     """
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    stored = json.loads(json.dumps({**header, "format": FORMAT}))  # the values that a reader will see
+    # The values that a reader will see; safetensors stores tensors in an order of its own.
+    stored = json.loads(json.dumps({**header, "format": FORMAT, "order": list(contiguous)}))
     stored["sha256"] = checksum(contiguous, stored)
     write_atomically(path, save(contiguous, {"fedflat": json.dumps(stored)}), exclusive=True)
 
@@ -62,7 +63,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 f"{path} has format {version}, but this version of fedflat reads format {FORMAT}; "
                 "upgrade fedflat with pip install --upgrade fedflat"
             )
-    return tensors, header
+    order = header.pop("order", tensors)  # files of other programs have none
+    return {name: tensors[name] for name in order}, header
 
 
 def checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
