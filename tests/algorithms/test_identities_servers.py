@@ -237,8 +237,8 @@ def test_pilot_batches_are_drawn_anew_for_each_client_and_round() -> None:
             plan=Plan(batch_size=2), algorithm=algorithm(f"fedscam(batches={batches})"), seed=seed
         )
         buffers = CohortBuffers.new(training.algorithm, 1, 0, 1, torch.zeros(1, dtype=torch.float64))
-        work = ClientRound(round, client, np.arange(examples))
-        pilot, cost = pilot_gradients(problem, training, buffers, 0, work)
+        client_round = ClientRound(round, client, np.arange(examples))
+        pilot, cost = pilot_gradients(problem, training, buffers, 0, client_round)
         assert pilot is not None
         return float(pilot.gradient) * cost.samples, cost
 

@@ -91,7 +91,7 @@ class Site:
         """Return what the site must have in common with the server."""
         return identity_of(self.problem, self.training)
 
-    def _work(self, round: int) -> ClientRound:
+    def _in_round(self, round: int) -> ClientRound:
         """Return the client in a certain round."""
         return ClientRound(round, self.client, self.indices)
 
@@ -102,7 +102,7 @@ class Site:
         """
         with one_thread():
             cohort_buffers = self._cohort_of_one(received, {})  # the gradient does not depend on the client's state
-            cost = write_full_gradient(self.problem, self.training, cohort_buffers, 0, self._work(round))
+            cost = write_full_gradient(self.problem, self.training, cohort_buffers, 0, self._in_round(round))
         return cohort_buffers.gradient[0], {
             "backward_passes": cost.backward_passes,
             "samples": cost.samples,
@@ -133,7 +133,9 @@ class Site:
             name: received.get(INTEGERS + name, value) for name, value in initial_integer_buffers.items()
         }
         with one_thread():
-            report = train_client(self.problem, self.training, cohort_buffers, 0, self._work(round), integer_buffers)
+            report = train_client(
+                self.problem, self.training, cohort_buffers, 0, self._in_round(round), integer_buffers
+            )
             protect_rows(self.training, round, cohort_buffers, [self.client])
         if self.has_state:
             state = {name: rows[0] for name, rows in cohort_buffers.client_states.items()}

@@ -152,7 +152,7 @@ class LoopEngine(CohortEngine):
 
 @explain_key_errors
 def _train(
-    shared: dict[str, Any], training: Training, row: int, work: ClientRound, integer_buffers: Arrays
+    shared: dict[str, Any], training: Training, row: int, client_round: ClientRound, integer_buffers: Arrays
 ) -> tuple[ClientReport, Arrays]:
     """Train one client in a worker; returns its report, and its integer buffers separately.
 
@@ -162,13 +162,13 @@ def _train(
     """
     problem: Problem = shared["problem"]
     tensors = to_tensors(integer_buffers, problem.device)
-    report = train_client(problem, training, shared["cohort_buffers"], row, work, tensors)
+    report = train_client(problem, training, shared["cohort_buffers"], row, client_round, tensors)
     return report.with_numbers()._replace(integer_buffers={}), to_arrays(report.integer_buffers)
 
 
-def _write_full_gradient(shared: dict[str, Any], training: Training, row: int, work: ClientRound) -> Cost:
+def _write_full_gradient(shared: dict[str, Any], training: Training, row: int, client_round: ClientRound) -> Cost:
     """Call ``write_full_gradient`` in a worker; ``shared`` holds the problem and the cohort's buffers."""
-    return write_full_gradient(shared["problem"], training, shared["cohort_buffers"], row, work)
+    return write_full_gradient(shared["problem"], training, shared["cohort_buffers"], row, client_round)
 
 
 def evaluate_batch(shared: dict[str, Any], model: int, name: str, positions: Tensor) -> Arrays:

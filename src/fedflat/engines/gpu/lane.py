@@ -44,9 +44,9 @@ class ClientBatches:
             zeros, and the random numbers of the augmentation [steps, ...].
     """
 
-    def __init__(self, problem: Problem, training: Training, work: ClientRound) -> None:
-        """Draw the batches of the client and round ``work``."""
-        batches, draws = draw_batches(problem, training, work)
+    def __init__(self, problem: Problem, training: Training, client_round: ClientRound) -> None:
+        """Draw the batches of the client and round ``client_round``."""
+        batches, draws = draw_batches(problem, training, client_round)
         self.sizes = [len(batch) for batch in batches]
         padded = np.zeros((len(batches), training.plan.batch_size), np.int64)
         for row, batch in zip(padded, batches, strict=True):
@@ -196,8 +196,8 @@ class Lane:
         for name, rows in cohort_buffers.client_states.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            work = client.in_round(round)
-            gradient, self._cost_before_steps = full_gradient(self.problem, training, cohort_buffers, row, work)
+            client_round = client.in_round(round)
+            gradient, self._cost_before_steps = full_gradient(self.problem, training, cohort_buffers, row, client_round)
             self.own_gradient.copy_(gradient)
         if self.pilot is not None:
             self._load_pilot(row, client.in_round(round))
@@ -253,9 +253,9 @@ class Lane:
             integer_buffers={name: value.clone() for name, value in self.integer_buffers.items()},
         )
 
-    def _load_pilot(self, row: int, work: ClientRound) -> None:
+    def _load_pilot(self, row: int, client_round: ClientRound) -> None:
         """Compute the pilot gradients of the client in ``row``, and copy them to the tensors that ``begin`` reads."""
-        pilot, cost = pilot_gradients(self.problem, self.training, self.cohort_buffers, row, work)
+        pilot, cost = pilot_gradients(self.problem, self.training, self.cohort_buffers, row, client_round)
         assert pilot is not None and self.pilot is not None
         self.pilot.gradient.copy_(pilot.gradient)
         self.pilot.norm.copy_(pilot.norm)

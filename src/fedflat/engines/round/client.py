@@ -88,14 +88,16 @@ class StepGradient:
         return gradient
 
 
-def draw_batches(problem: Problem, training: Training, work: ClientRound) -> tuple[list[np.ndarray], dict[str, Tensor]]:
+def draw_batches(
+    problem: Problem, training: Training, client_round: ClientRound
+) -> tuple[list[np.ndarray], dict[str, Tensor]]:
     """A client's batches of one round, and the random numbers of their augmentation.
 
     Returns:
         For each batch, the int64 positions of its examples in the training set [batch]; and by name, random numbers
         for all batches [batches, ...].
     """
-    seed, round, client, indices = training.seed, *work
+    seed, round, client, indices = training.seed, *client_round
     batches = training.plan.batches(seed, round, client, len(indices))
     draws = problem.augmentation.draw(
         generator(seed, "augment", round, client), len(batches), training.plan.batch_size, problem.data.input_shape
@@ -110,7 +112,7 @@ def train_client(
     training: Training,
     cohort_buffers: CohortBuffers,
     row: int,
-    work: ClientRound,
+    client_round: ClientRound,
     integer_buffers: dict[str, Tensor],
 ) -> ClientReport:
     """Train one client for one round.
@@ -123,28 +125,30 @@ def train_client(
         training: how clients train.
         cohort_buffers: tensors of the cohort, one row per client.
         row: the client's row in ``cohort_buffers``.
-        work: the client and the round.
+        client_round: the client and the round.
         integer_buffers: integer buffers of the model by name; copied, not changed.
 
     Returns:
         What the client reports in addition to its row: loss, costs, sum of learning rates and integer buffers.
     """
     z, algorithm = cohort_buffers.z, training.algorithm
-    batches, draws = draw_batches(problem, training, work)
+    batches, draws = draw_batches(problem, training, client_round)
     integer_buffers = {name: value.clone() for name, value in integer_buffers.items()}
     # BatchNorm statistics are views of the client's row, so a step that updates them writes them into the row.
     statistics = cohort_buffers.statistics[row]
     buffers = {**problem.buffer_layout.views(statistics), **integer_buffers}
-    pilot, cost = pilot_gradients(problem, training, cohort_buffers, row, work)
+    pilot, cost = pilot_gradients(problem, training, cohort_buffers, row, client_round)
     # Results must not depend on which worker trains the client.
-    seed_torch(training.seed, "dropout", work.round, work.client)
+    seed_torch(training.seed, "dropout", client_round.round, client_round.client)
     problem.set_training_mode()
     own_gradient = None
     if algorithm.drift.full_gradient == "own":
-        own_gradient, gradient_cost = full_gradient(problem, training, cohort_buffers, row, work)
+        own_gradient, gradient_cost = full_gradient(problem, training, cohort_buffers, row, client_round)
         cost += gradient_cost
     state = cohort_buffers.client_state(row)
-    round, steps = (torch.tensor(number, dtype=z.dtype, device=z.device) for number in (work.round, len(batches)))
+    round, steps = (
+        torch.tensor(number, dtype=z.dtype, device=z.device) for number in (client_round.round, len(batches))
+    )
     local = begin_client(problem, training, cohort_buffers, state, round, steps, own_gradient, pilot)
     loss = torch.zeros((), dtype=z.dtype, device=z.device)
     for k, positions in enumerate(batches):
@@ -157,7 +161,7 @@ def train_client(
         loss = loss + gradient.loss
     new_state, message = algorithm.finish(local)
     add_products(problem, statistics, local.drift.y)
-    message.sent["weights"] = label_scalars(problem, training, work.indices)
+    message.sent["weights"] = label_scalars(problem, training, client_round.indices)
     cohort_buffers.write(row, new_state, message)
     return ClientReport(
         lr_sum=message.lr_sum,
@@ -198,10 +202,10 @@ def begin_client(
 
 @exclusive_generator()
 def write_full_gradient(
-    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, work: ClientRound
+    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, client_round: ClientRound
 ) -> Cost:
     """Write a client's ``full_gradient`` into its row of ``cohort_buffers.gradient``; this also seeds dropout."""
-    seed_torch(training.seed, "whole gradient dropout", work.round, work.client)
-    gradient, cost = full_gradient(problem, training, cohort_buffers, row, work)
+    seed_torch(training.seed, "whole gradient dropout", client_round.round, client_round.client)
+    gradient, cost = full_gradient(problem, training, cohort_buffers, row, client_round)
     cohort_buffers.gradient[row].copy_(gradient)
     return cost

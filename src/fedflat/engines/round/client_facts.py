@@ -25,7 +25,7 @@ _HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
 
 @at_own_precision
 def full_gradient(
-    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, work: ClientRound
+    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, client_round: ClientRound
 ) -> tuple[Tensor, Cost]:
     """The gradient of a client's whole dataset at the model from which it starts, without augmentation.
 
@@ -36,9 +36,11 @@ def full_gradient(
         The gradient [parameters] and its cost. Backward passes are counted as if batches had the size used in training.
     """
     batch_size, max_batches = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
-    indices = work.indices
+    indices = client_round.indices
     if max_batches:  # 0 means no limit
-        order = generator(training.seed, "whole gradient", work.round, work.client).permutation(len(indices))
+        order = generator(training.seed, "whole gradient", client_round.round, client_round.client).permutation(
+            len(indices)
+        )
         indices = indices[order[: max_batches * batch_size]]
     size = len(indices)
     point = training.algorithm.local_start(cohort_buffers.z, cohort_buffers.client_state(row))
@@ -51,7 +53,7 @@ def full_gradient(
 
 
 def pilot_gradients(
-    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, work: ClientRound
+    problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, client_round: ClientRound
 ) -> tuple[Pilot | None, Cost]:
     """Gradients of a few random batches of a client at the model from which it starts, without augmentation.
 
@@ -65,11 +67,13 @@ def pilot_gradients(
     size, count = training.plan.batch_size, training.algorithm.perturbation.pilot_batches
     if not count:
         return None, Cost()
-    order = generator(training.seed, "pilot", work.round, work.client).permutation(len(work.indices))[: count * size]
+    order = generator(training.seed, "pilot", client_round.round, client_round.client).permutation(
+        len(client_round.indices)
+    )[: count * size]
     if len(order) > size:
         order = order[: len(order) // size * size]  # BatchNorm needs more than the one example that may be left over
-    batches = np.split(work.indices[order], range(size, len(order), size))
-    seed_torch(training.seed, "pilot", work.round, work.client)  # for dropout
+    batches = np.split(client_round.indices[order], range(size, len(order), size))
+    seed_torch(training.seed, "pilot", client_round.round, client_round.client)  # for dropout
     point = training.algorithm.local_start(cohort_buffers.z, cohort_buffers.client_state(row))
     mean, norm = torch.zeros_like(point), point.new_zeros(())
     problem.set_training_mode()
