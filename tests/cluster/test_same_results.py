@@ -150,7 +150,7 @@ def test_groups_of_clients_train_together(ray: Any) -> None:
     engine, replay = engine_of(config, 2), Replay(config, *build_problem(config), workers=1)
     first, second, *others = replay.clients()
     groups, moment = [others, [second], [first]], replay.moment
-    train = replay._training, 0, moment.model, moment.states, groups
+    train = replay.training, 0, moment.model, moment.states, groups
     cluster, loop = engine.train_groups(*train), replay.engine.train_groups(*train)
     assert len(cluster) == 3
     for one, other in zip(cluster, loop, strict=True):
