@@ -226,7 +226,7 @@ def compare(
         4
     """
     check_jobs(jobs)
-    comparing.require_no_choice(settings, {"seed": "pass seeds=[5]", "algorithm": "pass it in algorithms"})
+    comparing.reject_varied_settings(settings, {"seed": "pass seeds=[5]", "algorithm": "pass it in algorithms"})
     config, user_objects = prepare(None, base, dataset, model, task, settings)
     # Absolute, as a callback may change the working directory between two runs.
     folder = None if out is None else as_path("out", out).absolute()

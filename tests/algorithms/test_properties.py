@@ -145,6 +145,8 @@ def compositions(draw: st.DrawFn) -> dict[str, tuple[str, Values]]:
         weights.append("awa")
     if draw(st.booleans()):
         chosen["weights"] = draw(part("weights", weights))
+    if chosen.get("server", ("", {}))[1].get("bias_correction"):
+        chosen["server"][1].pop("v_init", None)
     names = {name for name, _ in chosen.values()}
     if "dual_scope" in chosen.get("drift", ("", {}))[1] and names & {"fedadamw", "fedmuon", "awa", "exp"}:
         chosen["drift"][1]["dual_scope"] = "all"

@@ -60,6 +60,7 @@ INVALID = {
     "feddyn(dual_scope=active)+exp": "dual_scope=active",
     "fedadam(bias_correction=true,beta1=1)": "beta1=1 has no bias correction",
     "fedyogi(bias_correction=true,beta2=1)": "beta2=1 has no bias correction",
+    "fedadam(bias_correction=true,v_init=0.01)": "assumes that v starts at 0",
     "fedgloss+relaxed(server=average)": "server model",
     "fedexp+relaxed(server=average)": "displacements",
     "fedavg+memoryless-acg+relaxed(server=average)": "server model",

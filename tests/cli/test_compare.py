@@ -271,7 +271,7 @@ def test_unfinished_seeds_are_left_out_of_means(capsys):
     assert verdict(Comparison(runs("fedsam", "running"))) == "No run has finished yet."
     finished = Comparison([*runs("fedavg", "finished"), *runs("fedsam", "finished")])
     assert verdict(finished, missing=4).startswith("4 of 6 runs have not finished")
-    assert verdict(Comparison(runs("fedavg", "finished", "paused"))).endswith("best; repeat the command to continue.")
+    assert verdict(Comparison(runs("fedavg", "finished", "paused"))).endswith("or repeat fedflat compare.")
 
 
 def test_a_killed_run_is_interrupted_once_its_lock_is_free(fedflat, compared, tmp_path):

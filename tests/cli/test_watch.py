@@ -109,3 +109,9 @@ def test_a_damaged_run_is_reported_and_others_are_shown(fedflat, running, tmp_pa
     look = fedflat("watch", tmp_path, "--once")
     assert "0 of 1 runs" in look.stdout
     assert look.stderr.startswith(f"fedflat: {running} ") and str(running / file) in look.stderr
+
+
+def test_a_paused_run_is_not_counted_as_finished(fedflat, small, tmp_path):
+    fedflat("run", "fedavg", *small, "--set", "stop.seconds=1e-9", "--quiet", "--out", "late")
+    shown = " ".join(fedflat("watch", "late", "--once").stdout.split())
+    assert "0 of 1 runs finished; continue with: fedflat resume late" in shown

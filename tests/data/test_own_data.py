@@ -280,6 +280,13 @@ def test_torch_datasets_of_tensors_and_streams_with_clients() -> None:
     assert streamed.train.groups is not None and streamed.train.groups.tolist() == (1 - LABELS).tolist()
 
 
+def test_lists_of_whole_numbers_and_fractions_are_read(tmp_path: Path) -> None:
+    items = [([1, 2], 0)] * 256 + [([0.5, 1.0], 1)]
+    assert from_torch(items, items).train.inputs[-1].tolist() == [0.5, 1.0]
+    with pytest.raises(UserError, match="cannot hold inputs of types int64 and float64; convert them"):
+        from_torch(items, items, folder=tmp_path)
+
+
 def test_tensors_of_any_float_type_and_with_gradients_are_read() -> None:
     items = [(torch.ones(2, dtype=torch.bfloat16), 0), (torch.ones(2, dtype=torch.bfloat16, requires_grad=True), 1)]
     assert from_torch(items, items).train.inputs.tolist() == [[1.0, 1.0], [1.0, 1.0]]

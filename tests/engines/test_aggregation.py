@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
+import fedflat
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.named import NAMED
+from fedflat.data import from_clients
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.aggregation import CPU_CHUNK, Aggregation, sum_in_chunks, uniform_weights, weighted_sum
 from fedflat.errors import UserError
@@ -134,3 +137,14 @@ def test_a_weighted_sum_has_the_bits_of_its_blocks(shape: tuple[int, ...]) -> No
         expected = expected + partial
     assert torch.equal(weighted_sum(rows, weights), expected)
     assert torch.equal(weighted_sum(rows, weights.tolist()), expected)
+
+
+@pytest.mark.parametrize("centre", ["clipped", "median"])
+def test_a_client_whose_numbers_are_not_finite_does_not_end_a_robust_run(centre: str) -> None:
+    clients = [(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(5)]
+    clients[0] = (torch.full((20, 3), 1e30), clients[0][1])
+    settings = {"rounds": 2, "clients_per_round": 5, "local_steps": 3, "workers": 1, "device": "cpu"}
+    settings |= {"dataset": from_clients(clients), "model": torch.nn.Linear(3, 2), "partition": "natural"}
+    robust = fedflat.run("fedavg", federation__aggregation=centre, federation__weighting="uniform", **settings)
+    assert robust.record.status == "finished" and math.isfinite(robust.history[-1]["train_loss"])
+    assert fedflat.run("fedavg", **settings).record.status == "diverged"

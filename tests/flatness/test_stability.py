@@ -101,12 +101,26 @@ def test_twins_are_equal_until_the_client_participates(algorithm: str) -> None:
     assert distances[first] > 0
 
 
-def test_a_twin_whose_example_is_never_drawn_equals_the_run() -> None:
-    settings = {"rounds": 3, "clients": 4, "clients_per_round": 4, "local_steps": 1, "batch_size": 1}
-    pair = Twins(make_config(settings={**settings, "device": "cpu", "model": "mlp(hidden=4)"}), twins=4, examples=20)
-    *_, last = pair.train(every=3)
-    equal = [distance == 0 for distance in last["distance"]]
-    assert [swap.first_round is None for swap in pair.swaps] == equal and any(equal)
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedscam(batches=2)", "fedmo(option=I,option_I_batches=1)"])
+def test_twins_are_equal_until_their_example_is_used(algorithm: str) -> None:
+    """Pilot gradients and full gradients of limited size use other examples than local steps.
+
+    A full gradient may change only a control variate, and the model a round later.
+    """
+    settings = {"rounds": 3, "clients": 4, "clients_per_round": 4, "local_steps": 1, "batch_size": 100}
+    settings |= {"device": "cpu", "model": "mlp(hidden=4)", "algorithm": algorithm}
+    pair = Twins(make_config(settings=settings), twins=6, examples=20)
+    first: list[int | None] = [None] * 6
+    for measured in pair.train():
+        for twin, distance in enumerate(measured["distance"]):
+            if distance and first[twin] is None:
+                first[twin] = measured["round"]
+    used = [swap.first_round for swap in pair.swaps]
+    assert len(set(first)) > 1
+    if algorithm == "fedavg":
+        assert used == first and None in used
+    pairs = zip(used, first, strict=True)
+    assert all(differs is None or (uses is not None and differs >= uses) for uses, differs in pairs)
 
 
 def test_a_swap_changes_one_example_and_no_label() -> None:

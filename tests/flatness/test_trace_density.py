@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedflat.errors import UserError
-from fedflat.flatness import Ends, Operator, lanczos, spectrum_of
+from fedflat.flatness import Ends, Objective, Operator, lanczos, spectrum_of
 from fedflat.flatness.curvature.krylov import Krylov
 from fedflat.flatness.curvature.trace import estimate_trace, lanczos_quadrature
 from fedflat.flatness.estimate import estimate
@@ -176,3 +176,6 @@ def test_known_eigenvectors_that_leave_nothing_are_not_counted_again() -> None:
     assert found.value == pytest.approx(5.0)
     nothing = estimate_trace(Operator.of_matrix(torch.zeros(6, 6, dtype=torch.float64)), draws=12, estimator="hutch++")
     assert nothing.value == 0
+    model, data = torch.nn.Linear(2, 1), (torch.randn(4, 2), torch.zeros(4))
+    linear = Objective(model, lambda output, target: output.mean(), data)
+    assert estimate_trace(Operator.of_hessian(linear), draws=6, estimator="hutch++").value == 0

@@ -88,7 +88,7 @@ def _fedopt(
 ) -> Trace:
     """Reddi et al.; bias correction divides m and v (not Adagrad's v) as torch does, before tau is added."""
     x, m = x0, np.zeros_like(x0)
-    v = np.full_like(x0, (0.0 if bias_correction else tau**2) if v_init is None else v_init)
+    v = np.full_like(x0, (0.0 if bias_correction and kind != "adagrad" else tau**2) if v_init is None else v_init)
     trace = Trace()
     for t, cohort in enumerate(cohorts):
         lr = at(eta, t)

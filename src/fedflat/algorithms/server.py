@@ -119,7 +119,7 @@ class Adaptive(Sgd, ABC):
     beta1: float = param(0.9, "decay of the first moment m", low=0, high=1)
     tau: float = param(1e-3, "constant added to sqrt(v), which keeps the step finite", above=0, high=1e15)
     v_init: float | None = param(
-        None, "initial value of v; if not set, tau^2, or 0 with bias_correction", low=0, high=1e9
+        None, "initial value of v; if not set, tau^2 (Adam and Yogi with bias_correction: 0)", low=0, high=1e9
     )
     bias_correction: bool = param(False, "whether to correct m and v for their start at 0, as Keras and torch do")
     second_moment_of: Literal["displacement", "momentum"] = param(
@@ -133,13 +133,16 @@ class Adaptive(Sgd, ABC):
             if self.bias_correction and getattr(self, name, 0) == 1:
                 raise UserError(f"{name}=1 has no bias correction; use a smaller {name} or bias_correction=false")
 
+    @property
+    def start(self) -> float:
+        """Initial value of v."""
+        return self.tau**2 if self.v_init is None else self.v_init
+
     def on_server(self) -> Fields:
         """Declare the moments m and v, and the number of rounds t for bias correction; clients receive none of them."""
-        default = 0.0 if self.bias_correction else self.tau**2
-        start = default if self.v_init is None else self.v_init
         return (
             vector("m", sent=False, momentum="descent"),
-            vector("v", sent=False, start=start),
+            vector("v", sent=False, start=self.start),
             scalar("t", sent=False),
         )
 
@@ -167,6 +170,15 @@ class ExponentialAdaptive(Adaptive, ABC):
     """Adaptive optimisers whose second moment v forgets old rounds."""
 
     beta2: float = param(0.99, "decay of the second moment v", low=0, high=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bias_correction and self.v_init:
+            raise UserError(f"bias_correction=true assumes that v starts at 0; remove v_init={self.v_init:g}")
+
+    @property
+    def start(self) -> float:
+        return 0.0 if self.bias_correction else super().start
 
     def corrected(self, v: Tensor, t: Tensor) -> Tensor:
         return v / (1 - self.beta2**t)
@@ -262,7 +274,7 @@ class Extrapolation(Sgd):
     - eta_s: learning rate of the server
     - q: target - x, the vector from the server model to the target
     - target: model that the drift correction computes; by default, the mean of the clients' models after local training
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S, with the weights that displacements have in the run
 
     Each client sends the scalar ||D_i||^2. Without a drift correction, q is mean_S D_i. The paper evaluates the mean of

@@ -247,7 +247,7 @@ class Drift(Slot):
     - g: gradient of the loss on the step's batch
     - target: model towards which the server moves, here the mean of the clients' models after local training
     - z: broadcast model, from which clients start
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S
 
     >>> from torch import tensor

@@ -211,7 +211,7 @@ def _checked_rows(rows: Iterable[Row], split_name: str, layout: TextFormat) -> I
                 "expected a text; name another column with text="
             )
         for column in (layout.target, layout.group):
-            if column is not None and not isinstance(fields[column], str | int | float | np.generic):
+            if column is not None and isinstance(fields[column], list | tuple | dict | set | np.ndarray):
                 raise UserError(
                     f"column '{column}' of row {number} of {split_name} is a {type(fields[column]).__name__}; "
                     "expected a word or a number"

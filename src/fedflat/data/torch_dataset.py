@@ -120,7 +120,8 @@ def _input_blocks(
             )
         example = _as_array(item[0])
         first = example if first is None else first
-        if (example.shape, example.dtype) != (first.shape, first.dtype):
+        has_other_scale = (example.dtype == np.uint8) != (first.dtype == np.uint8)  # 0 to 255 instead of 0 to 1
+        if example.shape != first.shape or has_other_scale:
             raise UserError(
                 f"the input of item {position} of {split_name} has shape {example.shape} and type {example.dtype}, but "
                 f"the first has {first.shape} and {first.dtype}; expected one shape and type"
@@ -142,6 +143,8 @@ def _write_blocks(file: Path, blocks: Iterator[np.ndarray]) -> MappedTensor:
     try:
         with ArrayWriter(temporary, first.shape[1:], first.dtype) as writer:
             for block in chain([first], blocks):
+                if not np.can_cast(block.dtype, first.dtype, "safe"):
+                    raise UserError(f"{file} cannot hold inputs of types {first.dtype} and {block.dtype}; convert them")
                 writer.append(block)
         temporary.replace(file)
     finally:

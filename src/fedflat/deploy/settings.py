@@ -19,7 +19,7 @@ from fedflat.setting_names import nest
 PREFIX = "deploy."
 ANY_NODE = "any"
 """Value of ``deploy.sites`` that admits every node, without a key."""
-NO_TRACKING = "none"
+NO_TRACKING: Literal["none"] = "none"
 """Value of ``deploy.track`` that disables it."""
 SITE_ENGINE_SETTINGS = {"device", "precision"}
 """Engine settings that apply to sites; all others apply only to simulations."""
@@ -43,7 +43,9 @@ class Deployment(BaseModel):
         30.0, gt=1, description="reject an update whose norm is more than this many times the cohort's median norm"
     )
     validation: bool = Field(False, description="at every evaluation, ask sites for the model's score on their data")
-    track: str = Field(NO_TRACKING, description="log every evaluation to tensorboard, mlflow or wandb")
+    track: Literal["none", "tensorboard", "mlflow", "wandb"] = Field(
+        NO_TRACKING, description="log every evaluation to tensorboard, mlflow or wandb"
+    )
     score: bool = Field(True, description="finally, ask every site for the model's score on its held-out data")
     secure_aggregation: bool = Field(False, description="let the server see only sums of the sites' messages")
     secure_threshold: float = Field(

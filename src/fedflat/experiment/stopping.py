@@ -87,7 +87,12 @@ def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, conf
     """
     if torch.isfinite(weights).all() and math.isfinite(loss) and loss < MAX_LOSS:
         return ""
-    symptom = f"the training loss exploded to {loss:.3g}" if math.isfinite(loss) else "the model is no longer finite"
+    if not torch.isfinite(weights).all():
+        symptom = "the model is no longer finite"
+    elif math.isfinite(loss):
+        symptom = f"the training loss exploded to {loss:.3g}"
+    else:
+        symptom = "the training loss is no longer finite"
     cause = _cause_before_training(problem)
     if cause:
         return f"{symptom}; cause: {cause}"

@@ -28,7 +28,15 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedflat.errors import UserError
-from fedflat.flatness.batches import Batch, batch_sizes, batches_of, draw_positions, map_tensors, select_examples
+from fedflat.flatness.batches import (
+    Batch,
+    batch_sizes,
+    batches_of,
+    draw_positions,
+    map_tensors,
+    select_examples,
+    select_rows,
+)
 from fedflat.flatness.checks import check_objective
 from fedflat.flatness.curvature.compiled import CompiledProduct
 from fedflat.flatness.curvature.gauss_newton import factored_products
@@ -266,15 +274,16 @@ class Objective:
         leaves = _leaves(self._parameters_at(w))
         vector_tensors = [list(self.layout.views(vector).values()) for vector in vectors]
 
+        shares = iter(self._example_shares if empirical_fisher else [None] * len(self.batches))
+
         def flat_products(batch: Batch) -> Tensor:
-            """Return one batch's matrix times each vector, [b, P]."""
+            """Return one batch's matrix times each vector, [b, P]; batches come in order."""
             products = factored_products(
                 self._output(leaves, batch[0]),
                 lambda output: self._loss(output, self._to_device(batch[1])),
                 list(leaves.values()),
                 vector_tensors,
-                empirical_fisher=empirical_fisher,
-                shares=self._example_shares(batch),
+                next(shares),
             )
             return torch.stack([self._flatten(product) for product in products])
 
@@ -347,13 +356,16 @@ class Objective:
         weights = [int(weight(targets)) for _, targets in self.batches] if weight else self._batch_sizes
         return [batch_weight / max(sum(weights), 1) for batch_weight in weights]
 
-    def _example_shares(self, batch: Batch) -> Tensor:
-        """The share of each example in the mean loss of a batch [examples]."""
-        size = batch_sizes([batch])[0]
-        weights = [1] * size
-        if self._weight is not None:
-            weights = [int(self._weight(target)) for target in batch[1].split(1)]
-        return torch.tensor(weights, dtype=self.weights.dtype, device=self.weights.device) / max(sum(weights), 1)
+    @cached_property
+    def _example_shares(self) -> list[Tensor]:
+        """For each batch, the share of each example in its mean loss [examples]."""
+        shares = []
+        for (_, targets), size in zip(self.batches, self._batch_sizes, strict=True):
+            weights = [1] * size
+            if self._weight is not None:
+                weights = [int(self._weight(select_rows(targets, torch.tensor([row])))) for row in range(size)]
+            shares.append(self.weights.new_tensor(weights) / max(sum(weights), 1))
+        return shares
 
     def _batch_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean loss over one batch (inputs, targets), for parameters by name, as a scalar tensor."""

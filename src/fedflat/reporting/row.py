@@ -15,7 +15,7 @@ from fedflat.text import show_value
 
 WORSE_THAN_MEAN = "R² is not above 0, so these models are no better than predicting the mean of the targets"
 """Warning about rows with ``is_worse_than_mean``."""
-MIXED_PLUGINS = "Runs of one row began with different versions of a plugin, so its mean may mix different code"
+MIXED_PLUGINS = "Runs of one row began with different plugins, or versions of one, so its mean may mix different code"
 """Warning about rows with ``mixed_plugins``."""
 MIXED_DATA = "Runs began with different versions of their data, so their values are not comparable"
 """Warning about the datasets that ``mixed_data`` returns."""

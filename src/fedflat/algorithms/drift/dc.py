@@ -24,7 +24,7 @@ class Dc(Dyn):
     - d_k: direction of local step k
     - g: gradient of the loss on the step's batch
     - a_i: drift variable of client i, i.e. the sum of its displacements over all rounds so far
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - s_i: control variate of client i; s_i+ is its value after the round
     - s: control variate of the server
     - z: broadcast model, from which clients start

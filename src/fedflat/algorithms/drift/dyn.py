@@ -25,7 +25,7 @@ class Dyn(Dual):
     - g: gradient of the loss on the step's batch
     - a_i: dual variable of client i, i.e. the sum of its displacements over all rounds so far; the paper's dual
       variable is -alpha a_i
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - z: broadcast model, from which clients start
     - y_k: the client's model after k local steps
     - mean_S: mean over the round's cohort S

@@ -32,7 +32,7 @@ class Gloss(Dyn):
     - d_k: direction of local step k
     - g: gradient of the loss on the step's batch, which FedGloSS computes with SAM
     - a_i: dual variable of client i, i.e. the sum of its displacements over all rounds so far
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - y_k: the client's model after k local steps
     - mean_S: mean over the round's cohort S
     - mean_all: mean over all clients

@@ -29,7 +29,7 @@ class Gmt(Dual):
     - KL(p_e, p_y): mean Kullback-Leibler divergence between the predictions of the teacher and of the client's model y;
       p is the softmax of the logits divided by tau
     - a_i: dual variable of client i, i.e. the sum of its displacements over all rounds so far
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - z: broadcast model, from which clients start
     - y_K: the client's model after its K local steps
     - mean_S: mean over the round's cohort S

@@ -27,7 +27,7 @@ class MemorylessAcg(Acg):
     - d_k: direction of local step k
     - g: gradient of the loss on the step's batch
     - y_k: the client's model after k local steps
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S
 
     The published code, ``fednsam(variant=released)``, has beta = 0 and SAM on clients (D30).

@@ -22,7 +22,7 @@ class Nova(Drift):
     - g: gradient of the loss on the step's batch
     - y_k: the client's model after k local steps
     - z: broadcast model, from which clients start
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - a_i: effective steps of client i, i.e. the distance that its optimiser moves if every gradient is 1, divided by
       the learning rate of the first step
     - mean_S: mean over the round's cohort S, with the weights that displacements have in the run

@@ -36,7 +36,7 @@ class FedAdamW(GlobalUpdate, AdamW):
     - k, K: local step, counted from 0, and number of local steps in a round
     - t: round, counted from 0
     - D: mean displacement of the previous round, initially 0
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S
 
     The published code differs in two ways: the server does not average v over tensors (``second_moment=weight``), and m

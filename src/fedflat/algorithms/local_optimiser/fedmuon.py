@@ -37,7 +37,7 @@ class FedMuon(GlobalUpdate, Muon):
     - eta_t: learning rate of the first step of round t
     - K: number of local steps in a round
     - D: mean displacement of the previous round, initially 0
-    - D_i: displacement y_K - z of client i in the round, where K is its number of local steps
+    - D_i: displacement y_K - y_0 of client i in the round, where K is its number of local steps
     - mean_S: mean over the round's cohort S
 
     The equations are those of one parameter tensor with at least two dimensions, taken as a matrix. Local steps are

@@ -27,7 +27,7 @@ class Awa(ChosenWeights):
     - l: one logit per client of the cohort S
     - w: weights of the clients in the mean of their displacements
     - L: loss that the server minimises
-    - D_i: displacement y_K - z of client i in the round
+    - D_i: displacement y_K - y_0 of client i in the round
     - z: broadcast model
     - sum_S: sum over the cohort
 

@@ -86,7 +86,7 @@ def compare(
     show_loading(quiet or as_json)
     from fedflat.cli.shared.several_runs import comparison_document, print_comparison
     from fedflat.experiment.campaign.compare import compare as run_comparison
-    from fedflat.experiment.campaign.compare import finished_records, finished_runs, require_no_choice
+    from fedflat.experiment.campaign.compare import finished_records, finished_runs, reject_varied_settings
     from fedflat.experiment.make_config import make_config
     from fedflat.experiment.setup.problem import device_of, task_of
     from fedflat.experiment.stopping import check_target
@@ -97,7 +97,7 @@ def compare(
     # Check everything first: downloads and runs take a long time.
     names = [assignment.partition("=")[0] for assignment in assignments]
     remedies = {"seed": "list seeds (--seeds 5,7 or, for one seed, --seeds 5,)", "algorithm": "name it as an argument"}
-    require_no_choice(names, remedies)
+    reject_varied_settings(names, remedies)
     base, seed_list = make_config(config, settings, assignments), read_seeds(seeds)
     if over not in AXES:
         raise one_of("axis", over, AXES)

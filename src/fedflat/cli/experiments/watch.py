@@ -225,10 +225,11 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
         )
         for run, folder in zip(runs, folders, strict=True)
     ]
-    summary = f"{sum(run.has_ended for run in runs)} of {len(runs)} runs finished"
-    dead = [run.folder for run in runs if run.status in DEAD_STATUSES]
-    if dead:
-        summary += f"; continue with: {RunFolder(Path(dead[0])).resume_command}"
+    resumable = [run.folder for run in runs if run.status in ("paused", *DEAD_STATUSES)]
+    ended = sum(run.has_ended and run.status != "paused" for run in runs)
+    summary = f"{ended} of {len(runs)} runs finished"
+    if resumable:
+        summary += f"; continue with: {RunFolder(Path(resumable[0])).resume_command}"
     grid = table(columns, rows, numeric={"seed", "rounds", *columns[6:]}, optional=("", "best", "sent up", "seed"))
     return Group(grid, Text(summary, style="dim"))
 

@@ -87,7 +87,7 @@ def stability(
     folder = RUNS / f"stability-{run_slug(run_config)}"
     swaps = ", ".join(
         f"example {swap.position} of client {swap.client} "
-        + ("(never trained on)" if swap.first_round is None else f"(first in round {swap.first_round})")
+        + ("(never used)" if swap.first_round is None else f"(first in round {swap.first_round})")
         for swap in twin_runs.swaps
     )
     equal = sum(swap.first_round is None for swap in twin_runs.swaps)

@@ -190,7 +190,9 @@ def _conclusion(comparison: Comparison, missing: int) -> str:
         return "Every run diverged; there is no best algorithm."
     unfinished = missing + sum(status not in ENDED_STATUSES for status in statuses)
     if unfinished:
-        advice = "wait for them" if "running" in statuses else "repeat the command to continue"
+        advice = "wait for them"
+        if "running" not in statuses:
+            advice = "continue them with fedflat resume, or repeat fedflat compare"
         runs = f"{unfinished} of {missing + len(statuses)} runs have not finished"
         return f"{runs}, so no algorithm is called best; {advice}."
     if mixed_data(comparison.records):

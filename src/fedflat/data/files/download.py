@@ -71,11 +71,14 @@ def _locked(part: Path) -> Iterator[None]:
     lock = FileLock(f"{part}.lock")
     with suppress(NotImplementedError):  # some file systems have no locks
         lock.acquire()
+    is_complete = False
     try:
         yield
-        Path(lock.lock_file).unlink(missing_ok=True)
+        is_complete = True
     finally:
         lock.release()
+        if is_complete:
+            Path(lock.lock_file).unlink(missing_ok=True)
 
 
 def _install(download: Download, data_dir: Path, progress: Progress) -> None:

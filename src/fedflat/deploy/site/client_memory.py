@@ -91,7 +91,7 @@ class ClientMemory:
         """
         create_folder(self.folder)
         tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-        write_atomically(self._file(state_version), save(tensors), exclusive=True)
+        write_atomically(self._file(state_version), save(tensors))
         for path in self.folder.glob("*.safetensors"):
             if path not in (self._file(state_version), self._file(previous)):
                 path.unlink(missing_ok=True)

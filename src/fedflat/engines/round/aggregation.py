@@ -75,8 +75,8 @@ class Aggregation:
         is_finite = norms.isfinite()
         largest_norm = self.longest * torch.where(is_finite, norms, math.nan).nanquantile(0.5)
         scale = (largest_norm / norms.clamp_min(torch.finfo(rows.dtype).tiny)).clamp_max(1.0)
-        kept = is_finite | ~is_finite.any()
-        return _scale_rows(torch.where(_column(kept, rows), rows, 0), torch.where(kept, scale, 0))
+        is_used = is_finite | ~is_finite.any()
+        return _scale_rows(torch.where(_column(is_used, rows), rows, 0), torch.where(is_used, scale, 0))
 
 
 class CohortWeights(NamedTuple):

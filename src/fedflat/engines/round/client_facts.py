@@ -23,6 +23,28 @@ _HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
 """
 
 
+def full_gradient_positions(training: Training, client_round: ClientRound) -> np.ndarray:
+    """The positions of the examples that ``full_gradient`` uses: all of the client's, or a random part of them."""
+    max_batches = training.algorithm.drift.full_gradient_batches
+    if not max_batches:  # no limit
+        return client_round.indices
+    round, client, indices = client_round
+    order = generator(training.seed, "whole gradient", round, client).permutation(len(indices))
+    return indices[order[: max_batches * training.plan.batch_size]]
+
+
+def pilot_positions(training: Training, client_round: ClientRound) -> list[np.ndarray]:
+    """The positions of the examples in each batch of ``pilot_gradients``; a client with few examples has fewer."""
+    (round, client, indices), size = client_round, training.plan.batch_size
+    count = training.algorithm.perturbation.pilot_batches
+    if not count:
+        return []
+    order = generator(training.seed, "pilot", round, client).permutation(len(indices))[: count * size]
+    if len(order) > size:
+        order = order[: len(order) // size * size]  # BatchNorm needs more than the one example that may be left over
+    return np.split(indices[order], range(size, len(order), size))
+
+
 @at_own_precision
 def full_gradient(
     problem: Problem, training: Training, cohort_buffers: CohortBuffers, row: int, client_round: ClientRound
@@ -35,13 +57,7 @@ def full_gradient(
     Returns:
         The gradient [parameters] and its cost. Backward passes are counted as if batches had the size used in training.
     """
-    batch_size, max_batches = training.plan.batch_size, training.algorithm.drift.full_gradient_batches
-    indices = client_round.indices
-    if max_batches:  # 0 means no limit
-        order = generator(training.seed, "whole gradient", client_round.round, client_round.client).permutation(
-            len(indices)
-        )
-        indices = indices[order[: max_batches * batch_size]]
+    indices = full_gradient_positions(training, client_round)
     size = len(indices)
     point = training.algorithm.local_start(cohort_buffers.z, cohort_buffers.client_state(row))
     mean = torch.zeros_like(point)
@@ -49,7 +65,7 @@ def full_gradient(
     for start in range(0, size, problem.evaluation_batch):
         positions = indices[start : start + problem.evaluation_batch]
         mean.add_(_gradient(problem, cohort_buffers, row, point, positions), alpha=len(positions) / size)
-    return mean, Cost(backward_passes=ceil(size / batch_size), samples=size)
+    return mean, Cost(backward_passes=ceil(size / training.plan.batch_size), samples=size)
 
 
 def pilot_gradients(
@@ -61,18 +77,11 @@ def pilot_gradients(
     row ``row``.
 
     Returns:
-        Mean and mean norm of the gradients, or None if the perturbation does not need them; and their cost. A client
-        with few examples has fewer batches.
+        Mean and mean norm of the gradients, or None if the perturbation does not need them; and their cost.
     """
-    size, count = training.plan.batch_size, training.algorithm.perturbation.pilot_batches
-    if not count:
+    batches = pilot_positions(training, client_round)
+    if not batches:
         return None, Cost()
-    order = generator(training.seed, "pilot", client_round.round, client_round.client).permutation(
-        len(client_round.indices)
-    )[: count * size]
-    if len(order) > size:
-        order = order[: len(order) // size * size]  # BatchNorm needs more than the one example that may be left over
-    batches = np.split(client_round.indices[order], range(size, len(order), size))
     seed_torch(training.seed, "pilot", client_round.round, client_round.client)  # for dropout
     point = training.algorithm.local_start(cohort_buffers.z, cohort_buffers.client_state(row))
     mean, norm = torch.zeros_like(point), point.new_zeros(())
@@ -81,7 +90,7 @@ def pilot_gradients(
         gradient = _gradient(problem, cohort_buffers, row, point, positions)
         mean.add_(gradient, alpha=1 / len(batches))
         norm.add_(gradient.norm(), alpha=1 / len(batches))
-    return Pilot(mean, norm), Cost(backward_passes=len(batches), samples=len(order))
+    return Pilot(mean, norm), Cost(backward_passes=len(batches), samples=sum(map(len, batches)))
 
 
 def _gradient(

@@ -224,6 +224,10 @@ def build_outcome(
         floats_up=count * (training.algorithm.floats_up(size) + statistics_sent),
     )
     losses = _stack_scalars([report.loss for report in reports], z)
+    loss = losses.sum() / sum(report.steps for report in reports)
+    if training.aggregation.needs_rows:  # a client whose loss is not finite must not end a robust run
+        is_finite, steps = losses.isfinite(), _stack_scalars([report.steps for report in reports], z)
+        loss = torch.where(is_finite, losses, 0).sum() / torch.where(is_finite, steps, 0).sum()
     sent = {name.removeprefix("sent/"): value for name, value in averages.items() if name.startswith("sent/")}
     return Outcome(
         cohort_means=cohort_means,
@@ -232,7 +236,7 @@ def build_outcome(
         buffers=model.buffers if training.own_statistics else averages["buffers"],
         # Counters cannot be averaged; the server takes those of the first client.
         integer_buffers=model.integer_buffers if training.own_statistics else reports[0].integer_buffers,
-        loss=losses.sum() / sum(report.steps for report in reports),
+        loss=loss,
         cost=cost,
         rows=rows,
         lr_sums=lr_sums,

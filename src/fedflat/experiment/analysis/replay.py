@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,8 @@ class Replay:
         self.algorithm: Algorithm = algorithm(config.algorithm)
         self.moment = moment or moment_at_start(self.algorithm, ModelState(*problem.initial_state()), config)
         name = "auto" if config.engine.name == "ray" else config.engine.name
-        changes = {"name": name} if workers is None else {"name": "loop", "workers": workers}
+        changes: dict[str, Any] = {"name": name} if workers is None else {"name": "loop", "workers": workers}
+        changes["ray_address"] = None
         self.engine: Engine = engine_for(decide_compile(config.changed(engine=changes), problem, partition), problem)
         self.training = training_of(config, self.algorithm, len(partition.clients), problem)
         self._sampler = sampler_of(config, len(partition.clients))

@@ -18,6 +18,7 @@ from fedflat.data.batches import move_examples
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Task, finite_or_none
 from fedflat.engines.round.client import draw_batches
+from fedflat.engines.round.client_facts import full_gradient_positions, pilot_positions
 from fedflat.engines.round.contract import ClientRound, ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements
@@ -38,8 +39,8 @@ class Swap:
     by: int
     """Position of the replacement in the test set."""
     first_round: int | None
-    """First round in which the example is trained on, counted from 1; None if it never is. The twin equals the original
-    run until then."""
+    """First round in which the example is used, counted from 1; None if it never is. Until then, the twin equals the
+    original run."""
 
     def apply(self, data: Dataset) -> Dataset:
         """Copy a dataset and replace the example; the replacement belongs to the same client."""
@@ -107,13 +108,16 @@ class Twins:
         return Swap(client, position, replacement, self._first_round(client, position))
 
     def _first_round(self, client: int, position: int) -> int | None:
-        """Return the first round (counted from 1) in which a client trains on an example; None if it never does."""
+        """Return the first round (counted from 1) in which a client uses an example; None if it never does."""
         original, indices = self.original, self.original.partition.clients[client]
-        uses_all = original.algorithm.drift.full_gradient != "none"
+        has_full_gradient = original.algorithm.drift.full_gradient != "none"
         for index in range(self.config.init_rounds, self.config.training.rounds):  # init_rounds trained the first model
             if client in original.cohort_of(index):
-                batches, _ = draw_batches(original.problem, original.training, ClientRound(index, client, indices))
-                if uses_all or any(position in batch for batch in batches):
+                client_round, training = ClientRound(index, client, indices), original.training
+                used, _ = draw_batches(original.problem, training, client_round)
+                used += pilot_positions(training, client_round)
+                used += [full_gradient_positions(training, client_round)] if has_full_gradient else []
+                if any(position in batch for batch in used):
                     return index + 1
         return None
 

@@ -49,7 +49,7 @@ class ResumableRun(NamedTuple):
         return f"{self.config.algorithm}, seed {self.config.seed}"
 
 
-def require_no_choice(names: Iterable[str], remedies: Mapping[str, str]) -> None:
+def reject_varied_settings(names: Iterable[str], remedies: Mapping[str, str]) -> None:
     """Raise a ``UserError`` if the settings ``names`` include one that a comparison varies, a key of ``remedies``."""
     for name in names:
         if name in remedies:
@@ -208,8 +208,8 @@ def warn_of_changed_plugins(folders: Sequence[Path | None]) -> None:
     if runs:
         plugins = ", ".join(dict.fromkeys(name for names in changed.values() for name in names))
         warnings.warn(
-            f"{plugins} has changed since {len(runs)} of these runs began, and they are not repeated: "
-            f"{', '.join(runs)}; to train them with the new code, use --out NEW or remove their folders",
+            f"{plugins} has changed since {len(runs)} of these runs began, or is not loaded now, and they are not "
+            f"repeated: {', '.join(runs)}; to train them with other code, use --out NEW or remove their folders",
             stacklevel=2,
         )
 

@@ -263,7 +263,7 @@ class RunFolder:
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Write a safetensors file; a format version and a checksum are added to the values of ``header``."""
-        tensor_files.write_tensors(self.path / name, tensors, header)
+        tensor_files.write_tensors(self.path / name, tensors, header, exclusive=True)
 
     def rounds_in_file(self, name: str) -> int | None:
         """The number of completed rounds when a tensor file was written; None if there is no such file."""

@@ -20,7 +20,9 @@ FORMAT = 2
 """Version of the header, which also has a checksum; files of other programs, and exported ones, have neither."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any], exclusive: bool = False
+) -> None:
     """Write tensors and a header that describes them.
 
     In the file, the entry ``fedflat`` of the metadata is a JSON object: the values of ``header``, the ``format``, and
@@ -30,7 +32,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     # The values that a reader will see; safetensors stores tensors in an order of its own.
     stored = json.loads(json.dumps({**header, "format": FORMAT, "order": list(contiguous)}))
     stored["sha256"] = checksum(contiguous, stored)
-    write_atomically(path, save(contiguous, {"fedflat": json.dumps(stored)}), exclusive=True)
+    write_atomically(path, save(contiguous, {"fedflat": json.dumps(stored)}), exclusive)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

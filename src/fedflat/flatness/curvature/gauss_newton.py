@@ -27,9 +27,7 @@ def factored_products(
     loss: Callable[[Tensor], Tensor],
     parameters: Sequence[Tensor],
     vectors: Sequence[Sequence[Tensor]],
-    *,
-    empirical_fisher: bool,
-    shares: Tensor,
+    shares: Tensor | None = None,
 ) -> list[Sequence[Tensor]]:
     """Return the products of one batch's Gauss-Newton or empirical Fisher matrix with each vector.
 
@@ -38,16 +36,16 @@ def factored_products(
         loss: maps the output to the mean loss over the batch.
         parameters: the leaves of the output's graph.
         vectors: the vectors, each with one tensor per parameter.
-        empirical_fisher: whether to use the empirical Fisher matrix instead of the Gauss-Newton matrix.
-        shares: share of each example in the batch's mean loss [examples].
+        shares: share of each example in the batch's mean loss [examples], for the empirical Fisher matrix; None for the
+            Gauss-Newton matrix.
 
     Returns:
         The products, each with one tensor per parameter.
     """
-    examples = len(shares)
-    if not isinstance(output, Tensor) or (empirical_fisher and len(output) != examples):
+    if not isinstance(output, Tensor) or (shares is not None and len(output) != len(shares)):
         kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UserError(f"the model returned {kind}; this matrix needs a tensor with one row per example ({examples})")
+        count = "" if shares is None else f" ({len(shares)})"
+        raise UserError(f"the model returned {kind}; this matrix needs a tensor with one row per example{count}")
     copy = output.detach().requires_grad_()
     (slope,) = torch.autograd.grad(loss(copy), copy, create_graph=True)
     # J v by reverse mode: the derivative of J'u, which is linear in u, in the direction v.
@@ -59,7 +57,7 @@ def factored_products(
         (pushed,) = torch.autograd.grad(  # J v
             [pulled_back[index] for index in connected], u, [vector[index] for index in connected], retain_graph=True
         )
-        if empirical_fisher:
+        if shares is not None:
             rows = slope.detach().flatten(1)  # s_j r_j, where s_j is the share of example j
             scale = (1 / shares).nan_to_num(posinf=0.0)[:, None]  # an example without share has gradient 0
             curved = (scale * rows * (rows * pushed.flatten(1)).sum(1, keepdim=True)).view_as(output)

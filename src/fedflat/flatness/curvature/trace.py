@@ -98,6 +98,8 @@ def _stretched_subspace(operator: Operator, count: int, seed: int, vectors: Tens
         # If nothing but rounding errors is left of a vector, QR replaces it by an arbitrary one.
         sketch = orthonormal.T[triangular.diagonal().abs() > smallest]
         smallest = smallest.new_zeros(())
+    if not len(sketch):
+        return torch.zeros(0, dtype=torch.float64), eigenvectors
     return (sketch * operator(sketch)).sum(1).double().cpu(), torch.cat([eigenvectors, sketch])
 
 
