@@ -17,8 +17,10 @@ from flwr.app import Message, MetricRecord
 from fedflat.data import Dataset, load
 from fedflat.deploy import client_app
 from fedflat.deploy.server.app import serve
+from fedflat.deploy.settings import TRACKERS
 from fedflat.errors import UserError
 from fedflat.experiment.store.run_folder import Record
+from fedflat.reporting.tracking import BACKENDS
 
 from .direct import DirectGrid, node
 from .test_rounds import settings_of
@@ -121,5 +123,6 @@ def test_without_answers_the_history_has_only_the_servers_metrics(tmp_path: Path
 def test_unsuitable_settings(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"deploy.validation does not work with federation.privacy=dp\(noise=1\)"):
         validated(tmp_path, **{"federation.privacy": "dp(noise=1)"})
+    assert tuple(BACKENDS) == TRACKERS
     with pytest.raises(UserError, match="'tensorbord'; did you mean tensorboard"):
         validated(tmp_path, **{"deploy.track": "tensorbord"})

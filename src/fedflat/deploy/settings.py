@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config, EngineSettings, parse_config
@@ -19,8 +19,10 @@ from fedflat.setting_names import nest
 PREFIX = "deploy."
 ANY_NODE = "any"
 """Value of ``deploy.sites`` that admits every node, without a key."""
-NO_TRACKING: Literal["none"] = "none"
+NO_TRACKING = "none"
 """Value of ``deploy.track`` that disables it."""
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+"""Other values of ``deploy.track``, the keys of ``fedflat.reporting.tracking.BACKENDS``."""
 SITE_ENGINE_SETTINGS = {"device", "precision"}
 """Engine settings that apply to sites; all others apply only to simulations."""
 
@@ -43,9 +45,7 @@ class Deployment(BaseModel):
         30.0, gt=1, description="reject an update whose norm is more than this many times the cohort's median norm"
     )
     validation: bool = Field(False, description="at every evaluation, ask sites for the model's score on their data")
-    track: Literal["none", "tensorboard", "mlflow", "wandb"] = Field(
-        NO_TRACKING, description="log every evaluation to tensorboard, mlflow or wandb"
-    )
+    track: str = Field(NO_TRACKING, description="log every evaluation to tensorboard, mlflow or wandb")
     score: bool = Field(True, description="finally, ask every site for the model's score on its held-out data")
     secure_aggregation: bool = Field(False, description="let the server see only sums of the sites' messages")
     secure_threshold: float = Field(
@@ -55,6 +55,13 @@ class Deployment(BaseModel):
         64.0, ge=1e-9, le=1e9, description="largest absolute value in a vector that sites sum; larger ones are clipped"
     )
     secure_bits: Literal[16, 32, 64] = Field(32, description="bits of each value in a secure sum")
+
+    @field_validator("track")
+    @classmethod
+    def _known_tracker(cls, name: str) -> str:
+        if name not in (NO_TRACKING, *TRACKERS):
+            raise one_of("tracking backend", name, TRACKERS)
+        return name
 
 
 def config_of(run_config: Mapping[str, Any]) -> Config:
