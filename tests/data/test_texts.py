@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 from collections.abc import Iterable
@@ -40,6 +41,11 @@ def test_packed_rows_predict_every_token_of_a_client_once() -> None:
     alone = from_texts(rows, rows, length=100, pack=False)
     assert [decoded(row) for row in alone.train.inputs] == ["abcde", "123.", "fg."]  # as long as the longest text
     assert [decoded(row) for row in from_texts(["ab"], ["ab"], length=1).train.targets] == ["b", "."]
+
+
+def test_groups_may_be_anything_with_a_text() -> None:
+    rows = [{"text": "abc", "day": datetime.date(2020, 1, number)} for number in (1, 2)]
+    assert from_texts(rows, rows, group="day", length=3).group_names == ("2020-01-01", "2020-01-02")
 
 
 def test_texts_have_classes_and_every_fifth_text_of_a_class_is_a_test_text() -> None:

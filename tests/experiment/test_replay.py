@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.post_hoc import post_hoc
 from fedflat.experiment.analysis.replay import Replay, missing_state
 from fedflat.experiment.analysis.run_model import open_model_or_client
+from fedflat.experiment.make_config import make_config
+from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.store.run_folder import load_record
 
 SETTINGS = {
@@ -185,3 +188,11 @@ def test_invalid_input_raises_a_clear_error(tmp_path: Path) -> None:
         (tmp_path / "a" / part).unlink()
     with pytest.raises(UserError, match="no checkpoint, no saved models"):
         post_hoc(load_record(tmp_path / "a")).require_saved_rounds()
+
+
+def test_a_run_on_a_cluster_is_replayed_on_this_machine_without_a_warning() -> None:
+    settings = {**SETTINGS, "rounds": 1, "engine": "ray", "ray_address": "10.0.0.1:6379"}
+    config = make_config(settings=settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Replay(config, *build_problem(config)).engine.workers == 1

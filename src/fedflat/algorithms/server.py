@@ -121,7 +121,7 @@ class Adaptive(Sgd, ABC):
     v_init: float | None = param(
         None, "initial value of v; if not set, tau^2 (Adam and Yogi with bias_correction: 0)", low=0, high=1e9
     )
-    bias_correction: bool = param(False, "whether to correct m and v for their start at 0, as Keras and torch do")
+    bias_correction: bool = param(False, "whether to correct m and v for starting at 0, as Keras and torch do")
     second_moment_of: Literal["displacement", "momentum"] = param(
         "displacement",
         "whether v averages squares of q (displacement) or, as in one version of the paper, of m (momentum)",

@@ -255,7 +255,7 @@ def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
 
 
 def _comparable_type(values: torch.Tensor | npt.NDArray[Any]) -> str:
-    """Return a name of the type of ``values``; arrays of different names do not belong to one dataset."""
+    """Return the kind of ``values``, which all clients must share: ``float``, ``integer``, ``word`` or a dtype."""
     if isinstance(values, torch.Tensor):  # inputs
         return "float" if values.is_floating_point() else str(values.dtype)
     return {"f": "float", "b": "integer", "i": "integer", "u": "integer"}.get(values.dtype.kind, "word")

@@ -76,7 +76,7 @@ class Row:
 
     @property
     def mixed_plugins(self) -> list[str]:
-        """File names of plugins whose content not all runs used."""
+        """File names of plugins that were not used with the same content by all runs."""
         used = [record.folder.plugins() for record in self.records if record.folder]
         of_all_runs = set.intersection(*(set(plugins.values()) for plugins in used)) if used else set()
         mixed = (Path(path).name for plugins in used for path, digest in plugins.items() if digest not in of_all_runs)

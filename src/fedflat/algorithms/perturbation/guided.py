@@ -17,7 +17,7 @@ from fedflat.text import param
 
 @dataclass(frozen=True)
 class Guided(Perturbation):
-    """The perturbation points uphill along the client's momentum, against its direction of movement (FedWMSAM, 2025).
+    """The perturbation points against the direction in which the client's momentum moves the model (FedWMSAM, 2025).
 
         e = rho unit((z + k Delta_i) - y_k)
         g = g(y_k + e)

@@ -1,4 +1,4 @@
-"""What some algorithms need to know about a client: gradients at its first model, and its label counts."""
+"""What some algorithms need to know about a client: gradients at the model from which it starts, and label counts."""
 
 from __future__ import annotations
 
