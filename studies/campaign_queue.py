@@ -19,7 +19,7 @@ from fedflat.papers.results import cells_measured_by, experiment_name
 TEN = ("fedavg", "scaffold", "fedsam", "fedswa", "fedmoswa", "fedacg", "fedasam", "feddyn", "fedlesam", "mofedsam")
 SEVEN = ("fedavg", "fedmoswa", "fedswa", "scaffold", "fedacg", "fedsam", "mofedsam")
 WMSAM = ("fedavg", "fedwmsam-ours", "scaffold", "fedsam", "mofedsam", "fedsmoo", "fedlesam-s-d")
-ABLATIONS = ("mom-sam", "sam-weighted", "mom-weighted")
+ABLATIONS = ("nothing", "mom-sam", "mom-weighted", "sam-weighted", "mom", "sam")
 FLAT = ("fedavg-e-1", "fedsam", "fedasam", "fedavg-swa", "fedsam-swa", "fedasam-swa")
 FOUR = ("fedavg", "scaffold", "feddyn", "fedprox")
 

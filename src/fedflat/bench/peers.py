@@ -66,7 +66,7 @@ class Flower(Simulator):
 
 
 class Pfl(Simulator):
-    """pfl-research's FederatedAveraging on a SimulatedBackend, with one ``torchrun`` process per core."""
+    """pfl-research's FederatedAveraging on a SimulatedBackend, with one ``torchrun`` process per core or GPU."""
 
     name, key = "pfl-research", "pfl"
     requirements = ("pfl[pytorch]",)

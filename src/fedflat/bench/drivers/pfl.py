@@ -1,4 +1,4 @@
-"""Driver of pfl-research: its FederatedAveraging on a SimulatedBackend, with one ``torchrun`` process per core."""
+"""Driver of pfl-research: FederatedAveraging on a SimulatedBackend, with one ``torchrun`` process per core or GPU."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ from fedflat.processes import available_cores
 
 
 def run(simulator: Simulator) -> None:
-    """Start one process per core, but no more than clients per round; each runs this module."""
-    os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if simulator.setting.on_gpu else "cpu"
+    """Start one process per core or GPU, but no more than clients per round; each runs this module.
+
+    Under ``torchrun``, pfl-research gives each process a GPU of its own.
+    """
+    on_gpu = simulator.setting.on_gpu
+    os.environ["PFL_PYTORCH_DEVICE"] = "cuda" if on_gpu else "cpu"
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nnodes=1"]
-    processes = min(available_cores(), simulator.setting.clients_per_round)
+    most = torch.cuda.device_count() if on_gpu else available_cores()
+    processes = min(most, simulator.setting.clients_per_round)
     # Without a folder for logs, torchrun would leave one behind.
     options = [f"--nproc_per_node={processes}", f"--log-dir={benchmark_folder() / 'torchrun'}"]
     command = [*torchrun, *options, "-m", __name__]

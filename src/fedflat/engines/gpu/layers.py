@@ -12,6 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedflat.models.resnet import BasicBlock
+
+try:
+    from fedflat.engines.gpu.triton_norm import DTYPES, FusedGroupNorm
+except ImportError:  # torch for CPUs comes without Triton
+    DTYPES, FusedGroupNorm = (), None  # type: ignore[assignment,misc]
+
 FEW_CHANNELS = 4
 """Input channels up to which a convolution may be replaced."""
 LEAST_PATCH, MOST_PATCHES = 64, 2**25
@@ -41,14 +48,26 @@ def with_gpu_layers(model: nn.Module) -> nn.Module:
 class ChannelsLastGroupNorm(nn.GroupNorm):
     """A GroupNorm that keeps images channels last."""
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input: Tensor, added: Tensor | None = None, relu: bool = False) -> Tensor:
         """Normalise images [n, channels, height, width]; torch's GroupNorm handles inputs of other shapes.
 
-        Means and variances are computed in float32 or higher precision. Normalisation is one scale and one shift per
-        example and channel, so that one pass over the pixels gives all gradients.
+        Means and variances are computed in float32 or higher precision.
+
+        Args:
+            input: the images.
+            added: added to the normalised images; None adds nothing.
+            relu: whether to apply a ReLU to the result.
         """
-        if input.ndim != 4:
-            return super().forward(input)
+        if FusedGroupNorm is not None and input.is_cuda and input.dtype in DTYPES and input.ndim == 4:
+            parameters = self.weight, self.bias, self.num_groups, self.eps
+            result: Tensor = FusedGroupNorm.apply(input, *parameters, added, relu)[0]  # type: ignore[no-untyped-call]
+            return result
+        output = self._normalised(input) if input.ndim == 4 else super().forward(input)
+        output = output if added is None else output + added
+        return F.relu(output) if relu else output
+
+    def _normalised(self, input: Tensor) -> Tensor:
+        """Normalise images by one scale and one shift per example and channel."""
         examples, channels, height, width = input.shape
         pixels = input.permute(0, 2, 3, 1).reshape(
             examples, height, width, self.num_groups, channels // self.num_groups
@@ -59,6 +78,16 @@ class ChannelsLastGroupNorm(nn.GroupNorm):
         shift = self.bias.view(self.num_groups, -1) - mean * scale
         normalised = (values * scale + shift).to(input.dtype)
         return normalised.reshape(examples, height, width, channels).permute(0, 3, 1, 2)
+
+
+class FusedBasicBlock(BasicBlock):
+    """A block whose ReLUs and sum are computed together with its GroupNorm layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, first_norm, _, second, second_norm = self.residual
+        hidden = first_norm(first(x), relu=True)
+        output: Tensor = second_norm(second(hidden), added=self.shortcut(x), relu=True)
+        return output
 
 
 class PatchConvolution(nn.Conv2d):
@@ -99,6 +128,8 @@ def _replacement(layer: nn.Module) -> type[nn.Module] | None:
     """The faster class to use for a layer instead of its own; None to keep the layer as it is."""
     if type(layer) is nn.GroupNorm and layer.weight is not None and layer.bias is not None:
         return ChannelsLastGroupNorm
+    if type(layer) is BasicBlock and all(_replacement(layer.residual[i]) for i in (1, 4)):
+        return FusedBasicBlock
     return PatchConvolution if type(layer) is nn.Conv2d and _suits_patches(layer) else None
 
 
