@@ -9,7 +9,14 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedflat import models
-from fedflat.engines.gpu.layers import MOST_PATCHES, ChannelsLastGroupNorm, PatchConvolution, with_gpu_layers
+from fedflat.engines.gpu.layers import (
+    MOST_PATCHES,
+    ChannelsLastGroupNorm,
+    FusedBasicBlock,
+    PatchConvolution,
+    with_gpu_layers,
+)
+from fedflat.models.resnet import BasicBlock
 
 CONVOLUTIONS = [
     nn.Conv2d(3, 6, 5),
@@ -109,6 +116,19 @@ def test_replaced_models_share_tensors_and_agree(text: str) -> None:
     torch.testing.assert_close(
         functional_call(changed, other, (images,)), functional_call(model, other, (images,)), rtol=1e-8, atol=1e-8
     )
+
+
+def test_only_blocks_of_group_norms_and_a_relu_are_fused() -> None:
+    def block_of(text: str) -> BasicBlock:
+        return next(
+            module for module in models.build(text, (3, 32, 32), 10).modules() if isinstance(module, BasicBlock)
+        )
+
+    assert type(with_gpu_layers(block_of("resnet18"))) is FusedBasicBlock
+    assert type(with_gpu_layers(block_of("resnet18(norm=batch)"))) is BasicBlock
+    changed = block_of("resnet18")
+    changed.residual[2] = nn.GELU()
+    assert type(with_gpu_layers(changed)) is BasicBlock
 
 
 class Winding(nn.Module):
