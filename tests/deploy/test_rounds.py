@@ -351,3 +351,5 @@ def test_a_round_closes_at_its_quorum(tmp_path: Path) -> None:
     assert lines_of(tmp_path)[0]["missing"] == {"0": "no answer before 3 others (deploy.quorum)"}
     with pytest.raises(UserError, match=r"deploy.quorum=1 .*deploy.minimum=2"):
         serve(grid, settings_of(tmp_path / "other", **{"deploy.quorum": 1, "deploy.minimum": 2}))
+    with pytest.raises(UserError, match=r"deploy.quorum=5, but at most 4 clients"):
+        serve(grid, settings_of(tmp_path / "large", **{"deploy.quorum": 5}))

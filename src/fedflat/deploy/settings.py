@@ -133,9 +133,13 @@ def check_deployment(config: Config, deployment: Deployment) -> None:
         )
 
 
-def require_minimum(config: Config, clients: int, deployment: Deployment) -> None:
-    """Raise ``UserError`` if a round of a federation of ``clients`` clients has fewer than ``deploy.minimum``."""
-    sampler, minimum = sampler_of(config, clients), deployment.minimum
+def check_cohorts(config: Config, clients: int, deployment: Deployment) -> None:
+    """Check the cohorts of a federation of ``clients`` clients against ``deploy.minimum`` and ``deploy.quorum``.
+
+    Raises:
+        UserError: some cohort is smaller than the minimum, or every cohort is smaller than the quorum.
+    """
+    sampler, minimum, quorum = sampler_of(config, clients), deployment.minimum, deployment.quorum
     # A run that starts from another run's model starts with round init_rounds.
     cohort_sizes = {
         round: len(sampler(config.seed, round)) for round in range(config.init_rounds, config.training.rounds)
@@ -145,4 +149,10 @@ def require_minimum(config: Config, clients: int, deployment: Deployment) -> Non
         raise UserError(
             f"deploy.minimum={minimum}, but only {cohort_sizes[smallest_round]} clients take part in round "
             f"{smallest_round}; lower it or raise federation.clients_per_round"
+        )
+    largest = max(cohort_sizes.values())
+    if quorum is not None and quorum > largest:
+        raise UserError(
+            f"deploy.quorum={quorum}, but at most {largest} clients take part in a round, so it would have no effect; "
+            "lower it, remove it, or raise federation.clients_per_round"
         )

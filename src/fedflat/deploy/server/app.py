@@ -24,10 +24,10 @@ from fedflat.deploy.settings import (
     ANY_NODE,
     NO_TRACKING,
     Deployment,
+    check_cohorts,
     check_deployment,
     config_of,
     deployment_of,
-    require_minimum,
     settings_digest,
 )
 from fedflat.deploy.trust.identity import identity_of
@@ -131,7 +131,7 @@ def serve(
     )
     require_support(run.training, run.problem, config.algorithm, deployment)
     clients = len(run.partition.clients)
-    require_minimum(config, clients, deployment)
+    check_cohorts(config, clients, deployment)
     cohort_size = min(config.federation.clients_per_round, clients)
     if advice := noise_advice(run.training, run.problem.layout.size, cohort_size):
         log.warning("fedflat: %s", advice)

@@ -21,10 +21,10 @@ from fedflat.data.scaling import own_statistics_advice
 from fedflat.deploy.settings import (
     ANY_NODE,
     Deployment,
+    check_cohorts,
     check_deployment,
     config_of,
     deployment_of,
-    require_minimum,
 )
 from fedflat.deploy.site.site import Site, load_site_data
 from fedflat.deploy.trust.identity import identity_of
@@ -107,7 +107,7 @@ def check_project(
     clients = len(partition.clients)
     training = training_of(config, algorithm(config.algorithm), clients, problem, is_deployed=True)
     require_support(training, problem, config.algorithm, deployment)
-    require_minimum(config, clients, deployment)
+    check_cohorts(config, clients, deployment)
     identity = identity_of(problem, training)
     parts = [_part("server", problem.data, len(problem.data.train))]
     advice = {"server": own_statistics_advice(problem.data) if held_out is not None else ""}
