@@ -74,6 +74,11 @@ def test_ranking_by_the_test_set_without_validation(fedflat):
 def test_the_table_shows_settings_that_have_their_default(fedflat):
     Path("mine.yaml").write_text(SWEEP.partition("grid:")[0] + "list: [{lr: 0.2}, {algorithm: fedsam}]\n")
     assert "–" not in fedflat("sweep", "mine.yaml", "--no-probe", "--quiet").stdout
+    lines = json.loads(fedflat("sweep", "mine.yaml", "--json").stdout)["lines"]
+    assert {(line["varied"]["training.lr"], line["varied"]["algorithm"]) for line in lines} == {
+        (0.2, "fedavg"),
+        (0.1, "fedsam"),
+    }
 
 
 def test_json(fedflat, swept):
@@ -106,6 +111,10 @@ def test_json(fedflat, swept):
         ("grid: {seed: [0", "YAML"),
         (TUNE.replace("space", "prune: {min_rounds: 0}, space"), "tune.prune.min_rounds: input should be greater"),
         (TUNE.replace("space", "prune: 5, space"), "true, false, or a mapping with min_rounds, reduction"),
+        (
+            TUNE.replace("space", "prune: {min_rounds: 2, reductoin: 3}, space"),
+            "tune.prune of mine.yaml has no key 'reductoin'; did you mean reduction?",
+        ),
     ],
 )
 def test_user_errors_are_one_line(fedflat, text, words):

@@ -126,9 +126,11 @@ def test_only_blocks_of_group_norms_and_a_relu_are_fused() -> None:
 
     assert type(with_gpu_layers(block_of("resnet18"))) is FusedBasicBlock
     assert type(with_gpu_layers(block_of("resnet18(norm=batch)"))) is BasicBlock
-    changed = block_of("resnet18")
+    changed, longer, hooked = block_of("resnet18"), block_of("resnet18"), block_of("resnet18")
     changed.residual[2] = nn.GELU()
-    assert type(with_gpu_layers(changed)) is BasicBlock
+    longer.residual.append(nn.Dropout(0.1))
+    hooked.residual.register_forward_hook(lambda module, inputs, output: output / 2)
+    assert all(type(with_gpu_layers(block)) is BasicBlock for block in (changed, longer, hooked))
 
 
 class Winding(nn.Module):

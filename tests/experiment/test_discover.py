@@ -371,6 +371,7 @@ def test_a_candidate_in_progress_pauses_when_the_time_is_over(tmp_path: Path, mo
         ({"base": {**BASE, "dataset": "digtis"}}, "digtis"),
         ({"candidate": 3}, "'candidate'; did you mean candidates?"),
         ({"halving": {"min_rounds": 0}}, "halving.min_rounds"),
+        ({"halving": True}, "halving: expected a mapping with min_rounds, reduction"),
     ],
 )
 def test_invalid_spaces_are_rejected_before_anything_runs(more: dict[str, Any], words: str, tmp_path: Path) -> None:

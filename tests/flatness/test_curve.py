@@ -147,3 +147,18 @@ def test_curves_that_are_not_defined_are_rejected() -> None:
         curve_of(objective, ends)
     with pytest.raises(UserError, match="steps=0"):
         curve_of(objective, {"a": objective.weights, "b": objective.weights}, steps=0)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv1d(1, 8, 3, padding=1), nn.ReLU(), nn.Linear(16, 5)),
+        (nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(2), nn.Linear(64, 3)),
+        (nn.Linear(6, 8), nn.MaxPool1d(3, 1, 1), nn.Linear(8, 3)),
+        (nn.Conv1d(1, 4, 3), nn.Flatten(), nn.MaxPool1d(2), nn.Linear(8, 3)),
+    ],
+    ids=["linear layer on positions", "incomplete flattening", "pooling of units", "pooling after flattening"],
+)
+def test_models_that_mix_positions_and_units_are_not_aligned(layers: tuple[nn.Module, ...]) -> None:
+    with pytest.raises(UserError, match="cannot be aligned"):
+        aligned(nn.Sequential(*layers), nn.Sequential(*layers))

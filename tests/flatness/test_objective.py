@@ -313,3 +313,26 @@ def test_sums_and_class_weights_are_rejected(reduced: str) -> None:
         landscape_of(Objective(one.network, weighted, data, batch_size=7), points=3)
     Objective(one.network, weighted, data, batch_size=24).check()  # a single batch has one meaning
     Objective(one.network, F.cross_entropy, data, batch_size=7).check()
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_weight_normalisation_is_differentiated_twice(dim: int | None) -> None:
+    """torch's own second derivative is wrong."""
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3).double(), dim=dim)
+    objective = Objective(layer, F.cross_entropy, (torch.randn(20, 4).double(), torch.randint(3, (20,))))
+    hessian = objective.hessian_products(None, torch.eye(objective.size).double())
+    step = 1e-5 * torch.eye(objective.size).double()
+    gradients = [objective.gradient(objective.weights + sign * row) for row in step for sign in (1, -1)]
+    differences = (torch.stack(gradients[::2]) - torch.stack(gradients[1::2])) / 2e-5
+    torch.testing.assert_close(hessian, differences, rtol=1e-6, atol=1e-8)
+
+
+def test_weights_of_16_bits_and_losses_without_gradient_are_rejected() -> None:
+    data = (torch.randn(6, 4), torch.randint(3, (6,)))
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(UserError, match=r"model\.float\(\)"):
+            Objective(nn.Linear(4, 3).to(dtype), F.cross_entropy, data)
+    accuracy = Objective(nn.Linear(4, 3), lambda output, target: (output.argmax(1) == target).float().mean(), data)
+    with pytest.raises(UserError, match="expected a smooth loss"):
+        accuracy.gradient()

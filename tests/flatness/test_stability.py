@@ -123,6 +123,18 @@ def test_twins_are_equal_until_their_example_is_used(algorithm: str) -> None:
     assert all(differs is None or (uses is not None and differs >= uses) for uses, differs in pairs)
 
 
+def test_twins_are_equal_until_any_client_uses_their_example() -> None:
+    """With this partition, several clients share an example."""
+    settings = {"rounds": 6, "partition": "dirichlet-reuse(alpha=0.1)", "model": "mlp(hidden=4)", "device": "cpu"}
+    pair = Twins(make_config(settings=settings), twins=4, client=0, examples=20)
+    first: dict[int, int] = {}
+    for measured in pair.train():
+        for twin, distance in enumerate(measured["distance"]):
+            if distance:
+                first.setdefault(twin, measured["round"])
+    assert len(first) > 1 and [first.get(twin) for twin in range(4)] == [swap.first_round for swap in pair.swaps]
+
+
 def test_a_swap_changes_one_example_and_no_label() -> None:
     pair = twins(count=1)
     changed = pair.swaps[0].apply(pair.data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.store.cleanup import find_runs
 from fedflat.experiment.store.files import write_atomically
-from fedflat.experiment.store.run_collection import runs_below, save_order
+from fedflat.experiment.store.run_collection import forget_order, runs_below, save_order
 from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather, group_runs
@@ -190,3 +191,26 @@ def test_writers_of_one_file_do_not_mix_their_content(tmp_path):
         for write in writes:
             write.result()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_comparison_that_did_not_begin_is_forgotten_and_others_are_kept(tmp_path: Path) -> None:
+    mine, others = [tmp_path / "out" / "mine"], [tmp_path / "out" / "others"]
+    for runs in (mine, others):
+        save_order(tmp_path / "out", runs)
+    # ``save_order`` keeps only earlier runs that have begun, so ``mine`` is listed again.
+    begin(others[0])
+    save_order(tmp_path / "out", mine)
+    forget_order(tmp_path / "out", mine)
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"] == ["others"]
+    begin(mine[0])
+    save_order(tmp_path / "out", mine)
+    forget_order(tmp_path / "out", mine)
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"] == ["mine", "others"]
+    save_order(tmp_path / "new", [tmp_path / "new" / "run"])
+    forget_order(tmp_path / "new", [tmp_path / "new" / "run"])
+    assert not (tmp_path / "new").exists()
+
+
+def begin(run: Path) -> None:
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()

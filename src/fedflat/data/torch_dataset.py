@@ -91,7 +91,7 @@ def collect_examples(items: Iterable[Any], split_name: str, file: Path | None = 
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """Convert one input to an array; Pillow images become uint8 with channels first."""
+    """Convert one input or target to an array; Pillow images become uint8 with channels first."""
     if isinstance(value, torch.Tensor):
         row: np.ndarray = np.asarray(as_native((value.float() if value.dtype == torch.bfloat16 else value)[None]))[0]
         return row
@@ -127,7 +127,7 @@ def _input_blocks(
                 f"the first has {first.shape} and {first.dtype}; expected one shape and type"
             )
         block.append(example)
-        classes_and_clients.append([value if isinstance(value, str) else np.asarray(value) for value in item[1:]])
+        classes_and_clients.append([value if isinstance(value, str) else _as_array(value) for value in item[1:]])
         if len(block) == BLOCK_ROWS:
             yield np.stack(block)
             block = []

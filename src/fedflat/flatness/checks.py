@@ -33,6 +33,9 @@ def describe_unequal_losses(losses: Mapping[str, float], *, has_runs: bool = Tru
     if not names or losses[names[0]] <= 0 or losses[names[-1]] <= MAX_LOSS_RATIO * losses[names[0]]:
         return ""
     lowest, highest = losses[names[0]], losses[names[-1]]
+    ratio = f"{highest / lowest:.3g}"
+    if float(ratio) <= MAX_LOSS_RATIO:  # rounded to the threshold
+        ratio = f"slightly more than {MAX_LOSS_RATIO}"
     advice = "Report the losses with the flatness, and call no model flatter."
     if has_runs:
         advice = (
@@ -41,7 +44,7 @@ def describe_unequal_losses(losses: Mapping[str, float], *, has_runs: bool = Tru
         )
     return (
         f"Losses on the measured training examples range from {lowest:.3g} ({names[0]}) to {highest:.3g} "
-        f"({names[-1]}), a factor of {highest / lowest:.3g}. Above a factor of {MAX_LOSS_RATIO}, differences in "
+        f"({names[-1]}), a factor of {ratio}. Above a factor of {MAX_LOSS_RATIO}, differences in "
         f"flatness are inconclusive, because curvature changes with the loss. {advice}"
     )
 

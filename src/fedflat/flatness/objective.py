@@ -92,6 +92,11 @@ class Objective:
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:
             raise UserError("this model has no trainable parameters, so there is nothing to measure")
+        if any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in module.parameters()):
+            raise UserError(
+                "this model has weights of 16 bits, too few to measure curvature; convert the model with "
+                "model.float(), and floating-point data likewise"
+            )
         self.weights = self.vector_of(module)
         if weights is not None:
             self._check_vector(weights)
@@ -193,6 +198,11 @@ class Objective:
             """Return the loss of one batch followed by its gradient, [1 + P]."""
             leaves = _leaves(self._parameters_at(w))
             loss = self._batch_loss(leaves, batch)
+            if not loss.requires_grad:
+                raise UserError(
+                    "the loss cannot be differentiated by the model's weights; expected a smooth loss such as "
+                    "cross_entropy, not an accuracy"
+                )
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             # As one vector, so that both are averaged over batches together.
             return torch.cat([loss.detach().reshape(1), self._flatten(gradients)])

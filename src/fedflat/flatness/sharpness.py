@@ -133,8 +133,8 @@ def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight"
     """
     if scope not in SCOPES:
         raise one_of("ASAM scope", scope, SCOPES)
-    if eta < 0:
-        raise UserError(f"eta={eta:g} is invalid; expected at least 0")
+    if not 0 <= eta < math.inf:
+        raise UserError(f"eta={eta:g} is invalid; expected a finite number of at least 0")
     w = objective.weights
     if scope == "all":
         return w.abs() + eta

@@ -96,6 +96,8 @@ class StoredResult(PaperData):
     curve_rounds: list[int] = Field(default_factory=list)
     curve: dict[str, list[Number | None]] = Field(default_factory=dict)
     """The metric by model, one value per round of ``curve_rounds``."""
+    stayed_initial: bool = False
+    """Whether the metric stayed near its initial value; stored in place of the curve by :meth:`without_curves`."""
 
     @property
     def file(self) -> str:
@@ -110,9 +112,13 @@ class StoredResult(PaperData):
 
     @property
     def has_learned(self) -> bool:
-        """Whether the run did not diverge and at some point doubled its initial metric; assumed if it has no curve."""
+        """Whether the run did not diverge, and its metric (a share) at some point rose well above its initial value.
+
+        It rose if it doubled, or closed a tenth of its distance to 1; this is assumed of a run without a curve.
+        """
         curve = [value for value in self.curve.get("server", ()) if value is not None]
-        return self.status != "diverged" and (not curve or max(curve) >= 2 * curve[0])
+        rose = not curve or max(curve) >= min(2 * curve[0], curve[0] + (1 - curve[0]) / 10)
+        return self.status != "diverged" and rose and not self.stayed_initial
 
     def text(self) -> str:
         """Return the result as JSON with one line per top-level key: short, and readable in diffs."""
@@ -128,6 +134,8 @@ class StoredResult(PaperData):
         needed = ("rounds", "eval_every", "precision")
         values["protocol"] = {key: value for key, value in self.protocol.items() if key in needed}
         values["environment"] = {"hardware": self.environment["hardware"]}
+        if self.status != "diverged" and not self.has_learned:
+            values["stayed_initial"] = True
         return StoredResult(**values)
 
 

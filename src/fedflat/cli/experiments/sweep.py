@@ -31,7 +31,7 @@ from fedflat.errors import UserError, error_of_runs
 from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
-    from fedflat.experiment.campaign.ranking import Split
+    from fedflat.experiment.campaign.ranking import Ranking, Split
     from fedflat.experiment.campaign.sweep import Sweep, SweepResult, SweepRun
 
 SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -194,15 +194,30 @@ def _print_omitted(rows: int) -> None:
         screen().print(f"... and {rows - MAX_ROWS} more", style="dim")
 
 
+def _ranked(results: list[SweepResult]) -> Ranking:
+    """Rank the combinations of a sweep's varied settings."""
+    from fedflat.experiment.campaign.ranking import ranking
+    from fedflat.experiment.config import setting_names
+
+    known = set(setting_names())
+    varied_settings = [name for result in results for name in result.run.varied if name in known]
+
+    def values_of(run: SweepRun) -> dict[str, Any]:
+        """The varied settings of a run, also those that have their default in this run."""
+        return {name: attrgetter(name)(run.config) for name in varied_settings} | run.varied
+
+    return ranking((values_of(result.run), result.record) for result in results if result.record is not None)
+
+
 def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
     """Return the results of a sweep as JSON-compatible values.
 
     ``lines`` has one entry per combination of varied settings, best first, with scores over seeds; ``runs`` has one
     entry per run, where ``by`` states who did it: this call, an earlier call, or another process.
     """
-    from fedflat.experiment.campaign.ranking import last_score, mean_and_spread, ranking
+    from fedflat.experiment.campaign.ranking import last_score, mean_and_spread
 
-    ranked = ranking((result.run.varied, result.record) for result in results if result.record is not None)
+    ranked = _ranked(results)
     lines = []
     for combination in ranked.combinations:
         line: dict[str, Any] = {
@@ -233,17 +248,7 @@ ORIGINS = {"here": "done now", "before": "there already", "elsewhere": "done by 
 
 def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     """Print the combinations of a sweep, best first, and how many runs were done now, before, or by another process."""
-    from fedflat.experiment.campaign.ranking import ranking
-    from fedflat.experiment.config import setting_names
-
-    known = set(setting_names())
-    varied_settings = [name for result in results for name in result.run.varied if name in known]
-
-    def values_of(run: SweepRun) -> dict[str, Any]:
-        """The varied settings of a run, also those that have their default in this run."""
-        return {name: attrgetter(name)(run.config) for name in varied_settings} | run.varied
-
-    ranked = ranking((values_of(result.run), result.record) for result in results if result.record is not None)
+    ranked = _ranked(results)
     if ranked.split == "validation":
         order, splits = "best first by validation", SPLITS
     else:

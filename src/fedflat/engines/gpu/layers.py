@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedflat.engines.problem.layer_chain import is_changed
 from fedflat.models.resnet import BasicBlock
 
 try:
@@ -58,7 +59,8 @@ class ChannelsLastGroupNorm(nn.GroupNorm):
             added: added to the normalised images; None adds nothing.
             relu: whether to apply a ReLU to the result.
         """
-        if FusedGroupNorm is not None and input.is_cuda and input.dtype in DTYPES and input.ndim == 4:
+        fits = input.is_cuda and input.dtype in DTYPES and input.ndim == 4
+        if FusedGroupNorm is not None and fits and (added is None or added.shape == input.shape):
             parameters = self.weight, self.bias, self.num_groups, self.eps
             result: Tensor = FusedGroupNorm.apply(input, *parameters, added, relu)[0]  # type: ignore[no-untyped-call]
             return result
@@ -135,9 +137,11 @@ def _replacement(layer: nn.Module) -> type[nn.Module] | None:
 
 def _suits_fusion(block: BasicBlock) -> bool:
     """Whether a block has GroupNorm layers and a ReLU between its convolutions, as it is built by default."""
+    if len(block.residual) != 5 or is_changed(block.residual):
+        return False
     _, first_norm, activation, _, second_norm = block.residual
     norms = {_replacement(first_norm), _replacement(second_norm)}
-    return norms == {ChannelsLastGroupNorm} and type(activation) is nn.ReLU
+    return norms == {ChannelsLastGroupNorm} and type(activation) is nn.ReLU and not is_changed(activation)
 
 
 def _suits_patches(layer: nn.Conv2d) -> bool:

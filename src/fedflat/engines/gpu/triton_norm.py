@@ -18,7 +18,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CHUNK = 16384
 """Numbers that a program of a kernel holds at a time."""
 NUMBERS_PER_WARP, MOST_WARPS = 1024, 16
-
+"""Numbers of a chunk that each warp of a program processes, and the largest number of warps."""
 
 # torch's compiler does not look into operators. ``FusedGroupNorm`` differentiates them, because operators with
 # derivatives of their own do not work with ``torch.func.grad``.
@@ -72,6 +72,7 @@ def _forward(
     """The output, and mean and 1 / standard deviation of each example and group [n * groups, 2]."""
     images, output = _channels_last(images), torch.empty_like(images, memory_format=torch.channels_last)
     added_or_any = images if added is None else _channels_last(added)
+    weight, bias = weight.contiguous(), bias.contiguous()
     statistics = images.new_empty(len(images) * groups, 2, dtype=torch.float32)
     floor = 0.0 if relu else -math.inf
     _forward_kernel[(len(statistics),)](
@@ -90,6 +91,7 @@ def _backward(
     ``gradient`` is that of the output; ``output`` and ``statistics`` are the results of the forward pass.
     """
     gradient, images, output = (_channels_last(each) for each in (gradient, images, output))
+    weight = weight.contiguous()
     image_gradient = torch.empty_like(images)
     added_gradient = torch.empty_like(images) if has_added else images.new_empty(0)
     parameter_gradients = images.new_empty(len(images), 2, images.shape[1], dtype=torch.float32)

@@ -79,7 +79,7 @@ def source_of_model(
 
 def layer_chain(model: nn.Module) -> list[Layer] | None:
     """The layers of a model in order; None if it is not a chain of layers that the kernels compute."""
-    if any(_is_changed(module) for module in model.modules()):
+    if any(is_changed(module) for module in model.modules()):
         return None
     try:
         # ``forward`` runs on a copy, because it may store what it computes.
@@ -101,7 +101,7 @@ def layer_chain(model: nn.Module) -> list[Layer] | None:
     return _pooled_before_relu(layers)
 
 
-def _is_changed(module: nn.Module) -> bool:
+def is_changed(module: nn.Module) -> bool:
     """Whether a module has hooks, or a ``forward`` of its own."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or "forward" in vars(module)

@@ -105,21 +105,26 @@ class Twins:
         if not len(candidates):
             raise UserError(f"the test set has no example of class {int(target)} as a replacement; use another --draw")
         replacement = int(candidates[int(rng.integers(len(candidates)))])
-        return Swap(client, position, replacement, self._first_round(client, position))
+        return Swap(client, position, replacement, self._first_round(position))
 
-    def _first_round(self, client: int, position: int) -> int | None:
-        """Return the first round (counted from 1) in which a client uses an example; None if it never does."""
-        original, indices = self.original, self.original.partition.clients[client]
-        has_full_gradient = original.algorithm.drift.full_gradient != "none"
+    def _first_round(self, position: int) -> int | None:
+        """Return the first round (counted from 1) in which any client uses an example; None if none ever does."""
+        clients = self.original.partition.clients  # several may hold the example
         for index in range(self.config.init_rounds, self.config.training.rounds):  # init_rounds trained the first model
-            if client in original.cohort_of(index):
-                client_round, training = ClientRound(index, client, indices), original.training
-                used, _ = draw_batches(original.problem, training, client_round)
-                used += pilot_positions(training, client_round)
-                used += [full_gradient_positions(training, client_round)] if has_full_gradient else []
-                if any(position in batch for batch in used):
+            for client in self.original.cohort_of(index):
+                indices = clients[client]
+                if position in indices and self._uses(ClientRound(index, client, indices), position):
                     return index + 1
         return None
+
+    def _uses(self, client_round: ClientRound, position: int) -> bool:
+        """Whether a client that holds an example draws it in a round."""
+        problem, training = self.original.problem, self.original.training
+        used, _ = draw_batches(problem, training, client_round)
+        used += pilot_positions(training, client_round)
+        if training.algorithm.drift.full_gradient != "none":
+            used.append(full_gradient_positions(training, client_round))
+        return any(position in batch for batch in used)
 
     def _scored_examples(self, examples: int, seed: int) -> Examples:
         """Return a random sample of the test set, without the replacements."""

@@ -94,7 +94,7 @@ def compare(
         yield from run_each(configs, folders or [None] * len(configs), callbacks, jobs, **user_objects)
     except UserError:
         if out is not None:
-            forget_order(out)
+            forget_order(out, folders)
         raise
 
 

@@ -107,7 +107,9 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
                 raise UserError(f"{where}: grid gives {key} {value!r}; expected a list such as [1, 2]")
             if not value:
                 raise UserError(f"{where}: grid gives {key} no values; expected a list such as [1, 2]")
-    return validate_file(SweepFile, values, where, {"tune": [*Tune.model_fields, *SearchRange.model_fields]})
+    return validate_file(
+        SweepFile, values, where, {"tune": [*Tune.model_fields, *SearchRange.model_fields, *Halving.model_fields]}
+    )
 
 
 File = TypeVar("File", bound=SettingsGroup)
@@ -133,20 +135,21 @@ def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[st
         return kind.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))
+        # A location also names members of unions.
+        location = ".".join(str(part) for part in first["loc"] if part not in (SearchRange.__name__, Halving.__name__))
         if first["type"] == "extra_forbidden":
             section, _, key = location.rpartition(".")
             valid = {"keep": list(Keep.model_fields), **keys}.get(str(first["loc"][0]), known)
             raise one_of("key", key, valid, owner=f"{section} of {where}") from None
         message = first["msg"]
-        # Members of unions, and what their alternatives are.
-        for member, alternatives in (
-            (SearchRange, "a list of values, or a range"),
-            (Halving, "true, false, or a mapping"),
+        is_union = len(first["loc"]) > 1 and first["loc"][-1] in (SearchRange.__name__, Halving.__name__)
+        for member, alternatives, expected in (
+            (SearchRange, "a list of values, or ", "a range"),
+            (Halving, "true, false, or ", "a mapping"),
         ):
-            location = location.replace(f".{member.__name__}", "")
             if first["type"] == "model_type" and first["ctx"]["class_name"] == member.__name__:
-                message = f"expected {alternatives} with {', '.join(member.model_fields)}"
+                expected = f"{alternatives if is_union else ''}{expected}"
+                message = f"expected {expected} with {', '.join(member.model_fields)}"
         raise UserError(f"{where}: {location}: {message[0].lower()}{message[1:]}") from None
 
 

@@ -114,7 +114,7 @@ def load_tensors(
     tensors: Mapping[str, Tensor],
     source: str,
     architecture: str = "",
-    fresh_head: bool = False,
+    fresh_head: bool | None = None,
 ) -> None:
     """Load tensors into a model, and raise a ``UserError`` if their names or shapes do not match.
 
@@ -125,7 +125,7 @@ def load_tensors(
         source: where the tensors come from, for messages.
         architecture: name of the model that the tensors belong to, if known.
         fresh_head: whether the last linear layer (the head) keeps its initial values, so that the tensors may belong
-            to a model with other classes.
+            to a model with other classes; None if the user has no such choice.
     """
     tensors = network.convert_weights(tensors) if isinstance(network, VisionTransformer) else dict(tensors)
     head = _head_parameter_names(network) if fresh_head else set()
@@ -134,7 +134,7 @@ def load_tensors(
     mismatch = first_mismatch(network, tensors, head)
     if mismatch:
         origin = f" ({architecture})" if architecture and architecture != name else ""
-        hint = "" if fresh_head else _hint_on_head(network, tensors)
+        hint = _hint_on_head(network, tensors) if fresh_head is False else ""
         raise UserError(
             f"{source} contains weights of another architecture{origin}: {mismatch}; "
             f"expected those of {name} for this dataset{hint}"

@@ -20,16 +20,26 @@ def save_order(folder: Path, runs: Sequence[Path]) -> None:
     with locked(folder, wait=True):
         earlier = [name for name in _listed_runs(folder / COMPARISON) if (folder / name / "config.yaml").is_file()]
         names += [name for name in earlier if name not in names]
-        write_atomically(folder / COMPARISON, json.dumps({"format": 1, "runs": names}, indent=1) + "\n")
+        _write_order(folder, names)
 
 
-def forget_order(folder: Path) -> None:
-    """Delete a comparison's file, and its folder if nothing else is in it, unless a run in it has begun."""
-    if not runs_below(folder):
+def forget_order(folder: Path, runs: Sequence[Path]) -> None:
+    """Remove a comparison's ``runs`` from the stored order, unless one of them has begun.
+
+    If no other runs are listed, the file is deleted, and its folder if nothing else is in it.
+    """
+    if any((run / "config.yaml").is_file() for run in runs):
+        return
+    names = {run.relative_to(folder).as_posix() for run in runs}
+    with locked(folder, wait=True):
+        others = [name for name in _listed_runs(folder / COMPARISON) if name not in names]
+        if others:
+            _write_order(folder, others)
+            return
         for name in (COMPARISON, LOCK_FILE):
             (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # not empty
-            folder.rmdir()
+    with suppress(OSError):  # not empty
+        folder.rmdir()
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -61,6 +71,10 @@ def run_glob(folder: Path) -> str:
 def count_missing_runs(folder: Path) -> int:
     """Return how many runs of the comparison in ``folder`` have not begun; 0 if there is no comparison."""
     return sum(not (folder / name / "config.yaml").is_file() for name in _listed_runs(folder / COMPARISON))
+
+
+def _write_order(folder: Path, names: Sequence[str]) -> None:
+    write_atomically(folder / COMPARISON, json.dumps({"format": 1, "runs": names}, indent=1) + "\n")
 
 
 def _listed_runs(file: Path) -> list[str]:

@@ -69,6 +69,6 @@ def power(
                 if relative_change < change or length == 0:  # the length is 0 if no other eigenvalue is left
                     break
                 previous_value, vector = value, product / length
-            all_converged &= relative_change < change
+            all_converged &= relative_change < change or length == 0
             progress(products, number + 1)
     return Eigenpairs(values, vectors, residuals, products, all_converged)

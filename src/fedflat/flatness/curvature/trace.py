@@ -103,13 +103,19 @@ def _stretched_subspace(operator: Operator, count: int, seed: int, vectors: Tens
     return (sketch * operator(sketch)).sum(1).double().cpu(), torch.cat([eigenvectors, sketch])
 
 
-def check_draws(draws: int, estimator: str = "hutchinson") -> None:
-    """Raise a ``UserError`` for an unknown estimator, or for too few draws, which give no interval."""
+def check_draws(draws: int, estimator: str = "hutchinson", name: str = "draws", or_none: str = "") -> None:
+    """Raise a ``UserError`` for an unknown estimator, or for too few draws, which give no interval.
+
+    For the message, ``name`` is the name of the argument, and ``or_none`` what else it may be.
+    """
     if estimator not in ESTIMATORS:
         raise one_of("trace estimator", estimator, tuple(ESTIMATORS))
     least = ESTIMATORS[estimator]
     if draws < least:
-        raise UserError(f"draws={draws} is invalid; a confidence interval needs at least {least} with {estimator}")
+        raise UserError(
+            f"{name}={draws} is invalid; expected {or_none}at least {least}, which a confidence interval needs with "
+            f"{estimator}"
+        )
 
 
 @dataclass(frozen=True)

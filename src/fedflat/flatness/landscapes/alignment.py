@@ -24,12 +24,16 @@ from fedflat.randomness import generator
 
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMALISED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-PASSING = (
-    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Flatten),
-    *(nn.Dropout, nn.Dropout2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
+POOLING = (
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
 )
-"""Layers through which the order of channels passes unchanged."""
+"""Layers through which the order of channels passes unchanged, but which mix the units of a linear layer."""
+PASSING = (
+    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, nn.Flatten),
+    *(nn.Dropout, nn.Dropout2d),
+)
+"""Layers through which the order of channels or units passes unchanged."""
 MAX_SWEEPS = 100
 
 
@@ -111,6 +115,7 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
     layers: list[HiddenLayer] = []
     used: set[int] = set()  # identities of the tensors of previous layers
     previous: nn.Module | None = None  # with weights
+    is_flat = False  # whether each example is a vector after ``previous``
     for name, part in _chain("", module):
         tensors = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
         if tensors & used:  # one permutation cannot serve both places
@@ -124,14 +129,23 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
             # Positions of a linear layer's output come before its units, so that flattening interleaves the units.
             if isinstance(previous, nn.Linear) and part.weight.shape[1] != layers[-1].units:
                 raise _not_alignable(f"{name} has {part.weight.shape[1]} inputs for {layers[-1].units} linear units")
+            if layers and isinstance(part, nn.Linear) and not isinstance(previous, nn.Linear) and not is_flat:
+                raise _not_alignable(f"{name} is applied to the positions of a convolution's output, not its channels")
             if layers:
                 layers[-1].next_weight = names[0]
-            previous = part
+            previous, is_flat = part, False
             layers.append(HiddenLayer(len(part.weight), names))
         elif isinstance(part, NORMALISED):
             if not layers or part.num_features != layers[-1].units:
                 raise _not_alignable(f"{name} does not normalise the units of a hidden layer")
             layers[-1].outputs += names
+        elif isinstance(part, nn.Flatten):
+            is_flat = (part.start_dim, part.end_dim) == (1, -1)
+            if layers and not is_flat:
+                raise _not_alignable(f"{name} does not flatten all dimensions of an example")
+        elif isinstance(part, POOLING):
+            if isinstance(previous, nn.Linear) or is_flat:
+                raise _not_alignable(f"{name} pools over units instead of positions")
         elif not isinstance(part, PASSING):
             raise _not_alignable(f"{name or 'the model'} is of class {type(part).__name__}")
     if len(layers) < 2:
