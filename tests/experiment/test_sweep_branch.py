@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fedflat
 from fedflat.errors import UserError
@@ -177,3 +178,10 @@ def test_impossible_branches(origin: Path, tmp_path: Path) -> None:
         branch(f"{origin}@2", tmp_path, "fedavg", init="other.safetensors")
     with pytest.raises(UserError, match="init_rounds=3"):
         Config(init_rounds=3)
+
+
+def test_a_run_of_python_objects_is_branched_in_python(tmp_path: Path) -> None:
+    settings = {"rounds": 1, "local_steps": 1, "workers": 1, "partition": "iid", "clients": 2}
+    fedflat.run("fedavg", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), out=tmp_path / "run", **settings)
+    with pytest.raises(UserError, match=r"used Python objects.* fedflat\.compare\(ALGORITHMS, base=.*init_rounds=1\)"):
+        branch_point(str(tmp_path / "run"))

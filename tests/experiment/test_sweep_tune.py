@@ -15,7 +15,7 @@ import fedflat
 from fedflat.errors import GpuFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import tune
-from fedflat.experiment.campaign.sweep_file import read_sweep
+from fedflat.experiment.campaign.sweep_file import combinations, read_sweep
 from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.registry import load_plugins
@@ -317,3 +317,17 @@ def test_user_errors_are_one_line(more: dict[str, Any], words: str, tmp_path: Pa
     with pytest.raises(UserError) as error:
         search(tmp_path, **more)
     assert words in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_the_best_settings_have_no_placeholders(tmp_path: Path) -> None:
+    space = {"algorithm": ["fedprox(mu={mu})", "scaffold(cv_weight={mu})"], "mu": [0.25], "lr": [0.05]}
+    search = plan_search(read_sweep({"base": BASE, "tune": {"trials": 1, "space": space}}), tmp_path / "search")
+    assert search.resolved({"algorithm": "fedprox(mu={mu})", "mu": 0.25, "training.lr": 0.05}) == {
+        "algorithm": "fedprox(mu=0.25)",
+        "training.lr": 0.05,
+    }
+    based = {**BASE, "algorithm": "fedprox(mu={mu})"}
+    search = plan_search(read_sweep({"base": based, "tune": {"trials": 1, "space": {"mu": [0.25]}}}), tmp_path / "s")
+    assert search.resolved({"mu": 0.25}) == {"algorithm": "fedprox(mu=0.25)"}
+    with pytest.raises(UserError, match="fedflat tune FILE"):
+        combinations(read_sweep({"base": BASE, "tune": {"space": {"lr": [0.1]}}}))

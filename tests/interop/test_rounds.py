@@ -16,6 +16,7 @@ from torch import nn
 import fedflat
 from fedflat.data import from_clients
 from fedflat.errors import UserError
+from fedflat.experiment.config import Config
 
 SMALL = {"rounds": 4, "clients": 12, "clients_per_round": 4, "local_steps": 3, "workers": 1, "model": "mlp(hidden=8)"}
 
@@ -210,6 +211,15 @@ def test_clients_keep_their_examples() -> None:
         mine = made.train.groups == number
         assert torch.equal(made.train.inputs[mine], inputs) and torch.equal(made.train.targets[mine], targets)
     assert torch.equal(made.test.inputs, data[0][0])
+
+
+def test_clients_of_a_dataset_keep_their_examples_unless_told_otherwise() -> None:
+    made, settings = from_clients(clients(3)), {"model": module(), "rounds": 1, "workers": 1}
+    config = fedflat.run("fedavg", dataset=made, **settings).config
+    assert (config.data.partition, config.data.clients) == ("natural", None)
+    for given in ({"partition": "iid", "clients": 2}, {"data": {"clients": 2}}, {"base": Config(data={"clients": 2})}):
+        changed = fedflat.run("fedavg", dataset=made, **settings, **given).config.data
+        assert changed.partition != "natural" and changed.clients == 2
 
 
 def test_an_explicit_partition_redistributes_the_examples() -> None:

@@ -150,6 +150,11 @@ def test_row_labels_show_differing_settings(clone, compared):
         "fedsam, lr=0.1",
         "fedmoswa, lr=0.1",
     }
+    comparison = fedflat.Comparison.load(compared)
+    frame = comparison.to_pandas()
+    assert frame.groupby(["algorithm", "training.lr"])["seed"].nunique()["fedavg", 0.01] == 1
+    assert {row["settings"]["training.lr"] for row in comparison.table()} == {0.1, 0.01}
+    assert len(comparison) == 10 and {run.config.training.lr for run in comparison} == {0.1, 0.01}
 
 
 def test_runs_without_results_do_not_hide_those_of_the_same_server_model(clone, tmp_path):

@@ -166,7 +166,8 @@ def prepare(
 ) -> tuple[Config, dict[str, Any]]:
     """Convert the arguments of ``fedflat.run`` to a config and the user-supplied objects, as arguments of ``Run``.
 
-    A dataset, model or task given as text is a setting. Any other value is a user-supplied object.
+    A dataset, model or task given as text is a setting. Any other value is a user-supplied object. The natural clients
+    of such a dataset keep their examples, unless a base, the partition or the number of clients is given.
     """
     if algorithm is not None:
         as_algorithms([algorithm])
@@ -183,6 +184,10 @@ def prepare(
         # come from a config with another partition, because a config cannot hold the object.
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
+    has_groups = user_dataset is not None and user_dataset.train.groups is not None
+    given = {full_name(name) for name in _given(settings)}
+    if has_groups and base is None and not given & {"data.partition", "data.clients"}:
+        settings["partition"] = "natural"
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)
     return config, {"data": user_dataset, "model": user_model, "task": user_task}
 

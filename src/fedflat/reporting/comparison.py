@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,16 @@ class Comparison:
             warnings.warn(f"left out: {reason}", stacklevel=2)
         return cls(distinct)
 
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Result]:
+        """Iterate over the runs as results."""
+        from fedflat.reporting.result import Result
+
+        return map(Result, self.records)
+
     def __repr__(self) -> str:
         labels = ", ".join(dict.fromkeys(row.label for row in self.rows()))
         return f"Comparison({self._title()}: {labels})"
@@ -103,6 +113,8 @@ class Comparison:
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
 
+        ``settings`` has the row's values of the settings in which rows differ, except algorithm and seed.
+
         Args:
             targets: one or several values of the metric. For each, ``rounds to TARGET`` has the ``median`` number of
                 rounds, how many runs ``reached`` it and the number of ``runs``. The entries ``virtual seconds to
@@ -111,14 +123,16 @@ class Comparison:
         targets = (targets,) if isinstance(targets, int | float) else targets
         for target in targets:
             check_target(target, self.metric)
-        return [self._table_row(row, targets) for row in self.rows()]
+        return [self._table_row(labelled, targets) for labelled in self._labelled_rows()]
 
-    def _table_row(self, row: Row, targets: Sequence[float]) -> dict[str, Any]:
+    def _table_row(self, labelled: LabelledRow, targets: Sequence[float]) -> dict[str, Any]:
         """Aggregate a row over its seeds; means exclude diverged and unfinished runs, costs only unfinished ones."""
+        row = labelled.row
         values: dict[str, Any] = {
             "algorithm": row.algorithm,
             "model": row.model,
             "label": row.label,
+            "settings": labelled.settings,
             "seeds": len(row.records),
             "diverged": sum(record.status == "diverged" for record in row.records),
             "unfinished": len(row.records) - len(row.ended),
@@ -142,13 +156,21 @@ class Comparison:
         return values
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return a data frame with one row per evaluation of every run, and columns for algorithm and seed."""
+        """Return a data frame with one row per evaluation of every run.
+
+        It has columns for algorithm, seed, and every other setting in which runs differ, e.g. ``training.lr``.
+        """
         import pandas as pd
 
+        settings = [_settings_of(record.config) for record in self.records]
+        names = dict.fromkeys(name for values in settings for name in values)
+        differing = [name for name in names if len({str(values.get(name)) for values in settings}) > 1]
         frames = []
-        for record in self.records:
-            algorithm, seed = record.config.algorithm, record.config.seed
-            frames.append(pd.json_normalize(record.history).assign(algorithm=algorithm, seed=seed))
+        for record, values in zip(self.records, settings, strict=True):
+            frame = pd.json_normalize(record.history).assign(algorithm=record.config.algorithm, seed=record.config.seed)
+            for name in differing:
+                frame[name] = [values.get(name)] * len(frame)
+            frames.append(frame)
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:

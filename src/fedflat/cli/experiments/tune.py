@@ -106,7 +106,7 @@ def _print_plan(search: Search, as_json: bool) -> None:
 
 def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
     """Print the best settings with their validation and test metric."""
-    metric = chosen["metric"]
+    metric, config = chosen["metric"], quote(f"{chosen['folders'][0]}/config.yaml")
     settings = ", ".join(f"{name}={show_value(value)}" for name, value in chosen["settings"].items())
     results = {
         f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
@@ -114,6 +114,7 @@ def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
         "trial": chosen["trial"],
         "folder": search.out,
         "next": f"fedflat report {quote(str(search.out))}",
+        "new seed": f"fedflat run --config {config} --seed {max(search.tune.seeds) + 1}",
     }
     title = f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {settings}"
     print_section(title, key_values(results))

@@ -22,6 +22,7 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import reopen
 from fedflat.experiment.analysis.replay import moment_at_checkpoint
+from fedflat.experiment.setup.problem import is_user_supplied
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
 from fedflat.experiment.store.files import create_folder
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
@@ -101,6 +102,12 @@ def branch_point(text: str) -> BranchPoint:
         raise UserError(
             f"{run} is a private run, and a branch would not count the epsilon that it has spent; "
             "start a new run with --privacy, or branch from a run without it"
+        )
+    if any(map(is_user_supplied, (record.config.model, record.config.data.dataset))):
+        raise UserError(
+            f"{run} used Python objects, which a command cannot rebuild; branch it in Python: "
+            f"fedflat.compare(ALGORITHMS, base='{run / 'config.yaml'}', dataset=..., model=..., "
+            f"init='{run / model_file('server')}', init_rounds={record.rounds})"
         )
     RunFolder(run).load_plugins()
     available = branchable_rounds(run)

@@ -261,6 +261,8 @@ def _with_full_names(values: Values) -> Values:
 def _check_variation(file: SweepFile) -> None:
     """Raise a ``UserError`` if nothing varies, or if a value or a setting is listed twice."""
     if not file.grid and not file.entries:
+        if file.tune is not None:
+            raise UserError("the sweep has the key tune, so it is a search; run it with fedflat tune FILE")
         raise UserError(
             "the sweep varies nothing: grid and list are both empty; add for example grid: {seed: [0, 1, 2]}"
         )

@@ -84,6 +84,12 @@ class Search:
         """The config of a trial with one of its seeds."""
         return make_run_config({**self.base, "seed": seed}, values)
 
+    def resolved(self, values: Values) -> Values:
+        """The settings that a trial with these values tries, by full name, with placeholders filled in."""
+        settings = dict(flat(self.config(values, self.tune.seeds[0]).model_dump(mode="json")))
+        with_placeholders = [name for name, value in self.base.items() if placeholders(value)]
+        return {name: settings[name] for name in (*with_placeholders, *self.space) if name in settings}
+
     def example_config(self) -> Config:
         """The config of a trial with the first value of every setting and the first seed."""
         return self.config(extreme_values(self.space)[0], self.tune.seeds[0])
@@ -363,7 +369,12 @@ def evaluate_best(search: Search) -> dict[str, Any]:
         raise UserError(f"no trial in {search.out} has a score; read the errors above, or fedflat show {search.out}")
     number, score = best
     folders = [str(search.folder(number) / f"seed-{seed}") for seed in search.tune.seeds]
-    trial = {"trial": number, "settings": search.values(study, number), "validation": score, "folders": folders}
+    trial = {
+        "trial": number,
+        "settings": search.resolved(search.values(study, number)),
+        "validation": score,
+        "folders": folders,
+    }
     with locked(search.out, wait=True):
         file = search.out / BEST
         previous: Values = {}
