@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fedflat.algorithms.algorithm import flat_fields
+from making.markdown import table
+
+from fedflat.algorithms.algorithm import Fields, flat_fields
 from fedflat.algorithms.named import NAMED
+from fedflat.display import shown_bytes
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "scale_measured.json"
@@ -75,29 +77,9 @@ def sizes() -> dict[str, int]:
         return {name: sum(p.numel() for p in models.build(name, *shape).parameters()) for name, shape in MODELS.items()}
 
 
-def shown(size: float) -> str:
-    """Format a number of bytes with up to three significant digits.
-
-    >>> shown(248_024), shown(4.5e13)
-    ('248 kB', '45 TB')
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} PB"
-
-
-def state_vectors(name: str) -> int:
-    """Number of model-sized vectors that a client keeps between rounds."""
-    fields = flat_fields(NAMED[name].client_fields()).values()
-    return round(sum(field.scalars(LARGE) for field in fields) / LARGE)
-
-
-def server_vectors(name: str) -> int:
-    """Number of model-sized vectors that the server keeps in addition to the model."""
-    fields = flat_fields(NAMED[name].server_fields()).values()
-    return round(sum(field.scalars(LARGE) for field in fields) / LARGE)
+def vectors(fields: dict[str, Fields]) -> int:
+    """Number of model-sized vectors in the state of a client or the server."""
+    return round(sum(field.scalars(LARGE) for field in flat_fields(fields).values()) / LARGE)
 
 
 def algorithm_table() -> list[str]:
@@ -105,7 +87,8 @@ def algorithm_table() -> list[str]:
     groups: dict[tuple[int, int, int, int, int], list[str]] = {}
     for name, algorithm in NAMED.items():
         down, up = (round(floats / LARGE) for floats in (algorithm.floats_down(LARGE), algorithm.floats_up(LARGE)))
-        key = (state_vectors(name), down, up, server_vectors(name), algorithm.backward_passes)
+        state, server = vectors(algorithm.client_fields()), vectors(algorithm.server_fields())
+        key = (state, down, up, server, algorithm.backward_passes)
         groups.setdefault(key, []).append(name)
     rows = [
         (state or "none", down, up, server or "-", passes, ", ".join(f"`{name}`" for name in names))
@@ -117,7 +100,7 @@ def algorithm_table() -> list[str]:
 def state_table(parameters: dict[str, int]) -> list[str]:
     """Bytes of one float32 vector per client, for each model and number of clients."""
     rows = [
-        (f"`{name}`", f"{size:,}", *(shown(4 * size * clients) for clients in CLIENTS))
+        (f"`{name}`", f"{size:,}", *(shown_bytes(4 * size * clients) for clients in CLIENTS))
         for name, size in parameters.items()
     ]
     return table(("model", "parameters", *(f"{clients:,} clients" for clients in CLIENTS)), rows)
@@ -128,7 +111,7 @@ def round_table(parameters: dict[str, int]) -> list[str]:
 
     def traffic(name: str, size: int) -> str:
         down, up = NAMED[name].floats_down(size), NAMED[name].floats_up(size)
-        return f"{shown(4 * COHORT * down)} + {shown(4 * COHORT * up)}"
+        return f"{shown_bytes(4 * COHORT * down)} + {shown_bytes(4 * COHORT * up)}"
 
     rows = [(f"`{model}`", *(traffic(name, size) for name in COMPARED)) for model, size in parameters.items()]
     return table(("model", *(f"`{name}`" for name in COMPARED)), rows)
@@ -139,16 +122,10 @@ def measured_table() -> list[str]:
     rows = []
     for run in json.loads(MEASURED.read_text(encoding="utf-8")):
         # Two slots per client, so that a killed run finds the rows of its last checkpoint.
-        bound = 2 * 4 * state_vectors(run["algorithm"]) * run["parameters"] * COHORT * ROUNDS
+        bound = 2 * 4 * vectors(NAMED[run["algorithm"]].client_fields()) * run["parameters"] * COHORT * ROUNDS
         time, memory = f"{run['milliseconds']:g}", f"{run['memory']} MB"
-        rows.append((f"{run['clients']:,}", f"`{run['algorithm']}`", time, memory, shown(run["kept"]), shown(bound)))
+        rows.append((f"{run['clients']:,}", f"`{run['algorithm']}`", time, memory, shown_bytes(run["kept"]), shown_bytes(bound)))
     return table(("clients", "algorithm", "ms per round", "peak memory", "state on disk", "computed upper bound"), rows)
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of a Markdown table."""
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (columns, *rows)]
-    return [lines[0], "|" + "---|" * len(columns), *lines[1:]]
 
 
 def page() -> str:
@@ -162,7 +139,7 @@ def page() -> str:
     }
     text = (HERE / "scale_text.md").read_text(encoding="utf-8")
     for name, lines in tables.items():
-        text = text.replace(f"{{{{{name}}}}}", "\n".join(lines))
+        text = text.replace(f"{{{{{name}}}}}", "\n".join(lines[:-1]))
     return text
 
 

@@ -77,7 +77,7 @@ def with_unit(metric: str) -> str:
     return f"{metric} %" if is_share(metric) else metric
 
 
-BYTE_UNITS = ("B", "kB", "MB", "GB", "TB")
+BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def shown_bytes(count: float | None, largest: float | None = None) -> str:

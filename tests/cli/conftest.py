@@ -22,6 +22,14 @@ def call(*arguments: object) -> Result:
     return result
 
 
+def assert_error(result: Result, message: str) -> None:
+    """Check that a command prints only one line, on stderr; `` ... `` in the message stands for any text."""
+    assert result.exit_code == 2, result.output
+    assert all(part in result.stderr for part in message.split(" ... ")), result.stderr
+    assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
 @pytest.fixture
 def fedflat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fedflat:
     """``fedflat`` in an empty folder."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.cli.conftest import assert_error
+
 WRONG = {
     "unknown algorithm": (("run", "fedsma"), "'fedsma'; did you mean fedswa, fedsam"),
     "unknown parameter": (("run", "fedsam(roh=1)"), "'roh'; did you mean rho"),
@@ -166,15 +168,6 @@ def test_an_unreadable_folder(fedflat, small):
     fedflat("run", *small, "--quiet", "--out", "r")
     Path("r/metrics.jsonl").chmod(0)
     assert_error(fedflat("show", "r"), "permission denied")
-
-
-def assert_error(result, message: str) -> None:
-    """Check that the command fails with one line on stderr, which contains the message, and prints nothing else."""
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
 
 
 def test_warnings_are_one_line(fedflat):

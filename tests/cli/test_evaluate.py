@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.experiment.analysis.evaluation import PARTS
+from tests.cli.conftest import assert_error
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +121,3 @@ def test_a_dataset_with_parameters_has_a_plain_folder_name(fedflat, small):
     assert fedflat("run", *small, "--dataset", data, "--partition", "iid", "--quiet", "--clients", "10").exit_code == 0
     (folder,) = Path("runs").iterdir()
     assert (folder / "config.yaml").exists() and folder.name.startswith("fedavg-arrays-path-")
-
-
-def assert_error(result, message: str) -> None:
-    """Check that the command fails with one line on stderr, which contains the message, and prints nothing else."""
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stderr.startswith("fedflat: ") and result.stderr.count("\n") == 1

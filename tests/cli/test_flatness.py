@@ -19,6 +19,7 @@ from fedflat.cli.flatness.models import print_caveats
 from fedflat.data import load
 from fedflat.experiment.analysis.run_model import open_model
 from fedflat.flatness import checks, spectrum
+from tests.cli.conftest import assert_error
 
 FEW = ("--eigenvalues", "6", "--device", "cpu")
 
@@ -32,13 +33,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ("--model", "mlp(hidden=4)", "--save-every", "2", "--clients", "10", "--clients-per-round", "3")
     assert call("run", "fedavg+wima", *SMALL, *flags, "--quiet", "--out", folder).exit_code == 0
     return folder
-
-
-def assert_error(result, message: str) -> None:
-    """Check that the command fails with one line on stderr; `` ... `` in the message stands for any text."""
-    assert result.exit_code == 2, result.output
-    assert all(part in result.stderr for part in message.split(" ... ")), result.stderr
-    assert result.stderr.count("\n") == 1
 
 
 def test_spectrum_prints_a_table_and_writes_json_and_figure(fedflat, run):

@@ -14,12 +14,12 @@ SHAPE = (3, 6, 7)
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
-def batch(size: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (size, *SHAPE), dtype=np.uint8))
+def batch(size: int, shape: tuple[int, int, int] = SHAPE, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (size, *shape), dtype=np.uint8))
 
 
-def draws_of(text: str, steps: int = 1, size: int = 64, seed: int = 0) -> Draws:
-    return augmentation(text).draw(np.random.default_rng(seed), steps, size, SHAPE)
+def draws_of(text: str, shape: tuple[int, int, int] = SHAPE, steps: int = 1, size: int = 64, seed: int = 0) -> Draws:
+    return augmentation(text).draw(np.random.default_rng(seed), steps, size, shape)
 
 
 def step(draws: Draws, number: int = 0) -> Draws:
@@ -154,7 +154,7 @@ def test_draws_do_not_depend_on_later_steps_or_on_other_parts() -> None:
 
 def test_everything_works_under_vmap() -> None:
     whole = augmentation(ALL)
-    raw = torch.stack([batch(8, seed) for seed in range(3)])
+    raw = torch.stack([batch(8, seed=seed) for seed in range(3)])
     draws = [step(draws_of(ALL, size=8, seed=seed)) for seed in range(3)]
     stacked = {name: torch.stack([d[name] for d in draws]) for name in draws[0]}
     mean, std = torch.tensor(MEAN), torch.tensor(STD)

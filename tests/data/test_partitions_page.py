@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedflat.data import PARTITION_MODIFIERS, PARTITIONERS, make_partition
 from fedflat.text import parameters
+from tests.docs.blocks import ROOT, tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "partitions.md"
-
-
-def tables() -> list[list[list[str]]]:
-    """Each table of the page as rows of cells, without its heading."""
-    found, rows = [], []
-    for line in [*PAGE.read_text(encoding="utf-8").splitlines(), ""]:
-        if line.startswith("|"):
-            rows.append([cell.strip(" `") for cell in line.strip("|").split("|")])
-        elif rows:
-            found.append(rows[2:])
-            rows = []
-    return found
-
-
-AVAILABLE, MODIFIERS, TEN, HUNDRED = tables()
+AVAILABLE, MODIFIERS, TEN, HUNDRED = tables("partitions.md")
 
 
 def test_every_partition_and_parameter_is_on_the_page() -> None:
@@ -63,4 +48,4 @@ def test_stated_properties_hold() -> None:
 
 
 def test_the_picture_of_the_page_exists() -> None:
-    assert (PAGE.parent / "images" / "partitions.png").read_bytes().startswith(b"\x89PNG")
+    assert (ROOT / "docs/images/partitions.png").read_bytes().startswith(b"\x89PNG")

@@ -8,23 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from fedflat.data import augmentation, normalise
-from fedflat.data.augmentations import Draws, RandomResizedCrop
+from fedflat.data.augmentations import RandomResizedCrop
 from fedflat.errors import UserError
 
-MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+from .test_augment import MEAN, STD, batch, draws_of, step
+
 TEXT = "random-resized-crop"
-
-
-def draws_of(text: str, shape: tuple[int, int, int], steps: int = 1, size: int = 64, seed: int = 0) -> Draws:
-    return augmentation(text).draw(np.random.default_rng(seed), steps, size, shape)
-
-
-def step(draws: Draws, number: int = 0) -> Draws:
-    return {name: values[number] for name, values in draws.items()}
-
-
-def batch(size: int, shape: tuple[int, int, int], seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (size, *shape), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 16), (1, 9, 24), (3, 24, 9)])

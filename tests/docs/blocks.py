@@ -1,4 +1,4 @@
-"""Code blocks of a Markdown page, each with the comment above it."""
+"""Tables and code blocks of Markdown pages; a code block comes with the comment above it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONT
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<marker>.+?) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+
+
+def tables(page: str) -> list[list[list[str]]]:
+    """Each table of a page of docs as rows of cells, without its heading."""
+    found, rows = [], []
+    for line in [*(ROOT / "docs" / page).read_text(encoding="utf-8").splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip(" `") for cell in line.strip("|").split("|")])
+        elif rows:
+            found.append(rows[2:])
+            rows = []
+    return found
 
 
 @dataclass(frozen=True)

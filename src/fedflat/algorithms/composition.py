@@ -309,7 +309,7 @@ def _with_part(base: Algorithm, call: Call, text: str, filled_slots: set[str]) -
         remedy = f"remove {call.name}"
         if slot not in filled_slots:  # the named algorithm brought the part
             remedy += _replacement(replace(base, **{slot: _DEFAULTS[slot]}), call, text)
-        raise UserError(f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {_part_text(present)}; {remedy}")
+        raise UserError(f"'{text}' sets the {SLOT_NAMES[slot]} twice: it is already {part_text(present)}; {remedy}")
     filled_slots.add(slot)
     return replace(base, **{slot: part})
 
@@ -343,7 +343,8 @@ def _reject_setting(name: str) -> None:
         )
 
 
-def _part_text(part: Any) -> str:
+def part_text(part: Any) -> str:
+    """The text of a part, with its non-default parameters."""
     return show(part_name(part) or type(part).__name__, changed(part))
 
 
@@ -353,7 +354,7 @@ def released_text(name: str) -> str:
     if isinstance(released, dict):
         return show(name, released)
     parts = [getattr(released, slot) for slot in SLOTS]
-    return "+".join(["fedavg", *(_part_text(part) for part in parts if not _is_default(part))])
+    return "+".join(["fedavg", *(part_text(part) for part in parts if not _is_default(part))])
 
 
 def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
@@ -393,4 +394,4 @@ def _text_based_on(name: str, target: Algorithm, released: bool) -> str | None:
     if any(part_name(part) is None for part in added):
         return None
     variant: dict[str, Value] = {"variant": "released"} if released else {}
-    return "+".join([show(name, variant | values), *map(_part_text, added)])
+    return "+".join([show(name, variant | values), *map(part_text, added)])

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedflat import models
-from fedflat.bench.setting import plan_of, sampler_of
+from fedflat.bench.setting import plan_of
 from fedflat.data import Dataset, Partition
 from fedflat.data.batches import move_examples
 from fedflat.engines.problem.problem import Problem
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.engine import sampler_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.flatness.precision import allow_tf32, at_own_precision
 from fedflat.randomness import generator

@@ -12,7 +12,8 @@ from fedflat.bench.contenders import Fedflat, Plain, SpeedBound
 from fedflat.bench.environments import installed_versions
 from fedflat.bench.peers import Simulator
 from fedflat.bench.plain import PlainLoop
-from fedflat.bench.setting import BenchmarkSetting, plan_of, sampler_of
+from fedflat.bench.setting import BenchmarkSetting, plan_of
+from fedflat.experiment.setup.engine import sampler_of
 from fedflat.experiment.setup.problem import build_partition
 from fedflat.processes import available_cores
 

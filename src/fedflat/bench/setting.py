@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedflat.data import Dataset, Examples, load
-from fedflat.engines.round.plan import Plan, Sampler
+from fedflat.engines.round.plan import Plan
 from fedflat.experiment.config import Config, parse_config
 from fedflat.text import make, param, parse_one
 
@@ -132,8 +132,3 @@ class BenchmarkSetting:
 def plan_of(config: Config) -> Plan:
     """Return the plan that draws the batches of every client, as a run of ``config`` does."""
     return Plan(config.training.batch_size, config.training.local_epochs, config.training.local_steps)
-
-
-def sampler_of(config: Config, clients: int) -> Sampler:
-    """Return the sampler that draws the cohorts among ``clients`` clients, as a run of ``config`` does."""
-    return Sampler(clients, min(config.federation.clients_per_round, clients))

@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 
 def stopping_verdict(
-    history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str, lower_is_better: bool = False
+    history: list[dict[str, Any]], stop: StopSettings, model: str, metric: str, lower_is_better: bool
 ) -> Verdict | None:
     """Apply the stopping rules after the newest evaluation; returns a verdict if the run stops, otherwise None.
 

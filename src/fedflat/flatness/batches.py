@@ -60,7 +60,7 @@ class TensorBatches(Sequence[Batch]):
         return TensorBatches(self.inputs, self.targets, self.batch_size, self.positions[positions])
 
 
-def batches_of(data: Any, batch_size: int = 500) -> Sequence[Batch]:
+def batches_of(data: Any, batch_size: int) -> Sequence[Batch]:
     """Return ``data`` as a sequence of batches (inputs, targets) that is the same in every pass.
 
     Args:

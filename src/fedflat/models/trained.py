@@ -58,7 +58,7 @@ class Head(TrainedPart):
 
 
 @dataclass(frozen=True)
-class Norms(TrainedPart):
+class NormLayers(TrainedPart):
     """The scales and shifts of all normalisation layers."""
 
     name = "norms"
@@ -199,7 +199,7 @@ class Peft(TrainedPart):
 
 PARTS: Registry[type[TrainedPart]] = Registry("trainable part")
 """Trainable parts by name."""
-for _part in (All, Head, Norms, Layers, Lora, Peft):
+for _part in (All, Head, NormLayers, Layers, Lora, Peft):
     PARTS.register(_part.name, _part)
 
 
@@ -207,7 +207,7 @@ def trained_parts(text: str) -> tuple[TrainedPart, ...]:
     """Parse the trainable parts that a text names.
 
     >>> trained_parts("lora(rank=4)+norms")
-    (Lora(rank=4, alpha=16.0, layers='qv', head=True, only_b=False, exact=False), Norms())
+    (Lora(rank=4, alpha=16.0, layers='qv', head=True, only_b=False, exact=False), NormLayers())
     """
     calls = parse(text)
     parts = {PARTS.find(call.name): call for call in calls}

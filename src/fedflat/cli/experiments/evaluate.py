@@ -48,7 +48,7 @@ GROUP = ("natural client", "natural clients")
 DOMAIN_DATASETS = ("domains", "pacs", "office_home", "idda")
 
 
-class Row(NamedTuple):
+class SummaryRow(NamedTuple):
     """A row of the summary: metrics on a part, e.g. the test set."""
 
     part: str
@@ -158,17 +158,19 @@ def _shown_column(values: Iterable[float | None], metric: str) -> list[str | Non
     return [None if value is None else shown_metric(value, metric, number_format) for value in values]
 
 
-def _summary_rows(part: str, results: dict[str, Any], metric: str, nouns: dict[str, tuple[str, str]]) -> list[Row]:
+def _summary_rows(
+    part: str, results: dict[str, Any], metric: str, nouns: dict[str, tuple[str, str]]
+) -> list[SummaryRow]:
     """Return the summary rows of one part; ``nouns`` are the names of the parts' entries, as in ``NOUNS``.
 
     The part ``longtail`` divides the classes into thirds by frequency: head, middle and tail.
     """
     if part == "test":
         size = f"{shown_count(results['examples'])} examples"
-        return [Row(part, size, results[metric], loss=results["loss"], others=_other_metrics([results], metric))]
+        return [SummaryRow(part, size, results[metric], loss=results["loss"], others=_other_metrics([results], metric))]
     if part == "longtail":
         return [
-            Row(f"{name} of the long tail", f"{third['classes']} classes", third[metric])
+            SummaryRow(f"{name} of the long tail", f"{third['classes']} classes", third[metric])
             for name, third in results["each"].items()
         ]
     if part.startswith("fine-tuned"):
@@ -187,19 +189,19 @@ def _other_metrics(scores: Sequence[Mapping[str, float]], metric: str) -> dict[s
     return {name: fmean(each) for name, each in values.items() if name in shown and all(map(isfinite, each))}
 
 
-def _fine_tuning_rows(results: dict[str, Any], noun: str) -> list[Row]:
+def _fine_tuning_rows(results: dict[str, Any], noun: str) -> list[SummaryRow]:
     """Return two rows: the metric before and after clients fine-tune the model; ``noun`` names the clients."""
     clients = f"{results['count']} of {shown_count(results['of'])} {noun}"
     evaluated_on = f"{clients}, on {100 * (1 - results['share']):.0f} % of their data"
     training = f"{counted(results['epochs'], 'epoch')}, lr {results['lr']:g}"
     improved = f"{training}; {100 * results['improved']:.0f} % improved"
     return [
-        Row("before fine-tuning", evaluated_on, results["before"]),
-        Row("after fine-tuning", improved, results["after"]),
+        SummaryRow("before fine-tuning", evaluated_on, results["before"]),
+        SummaryRow("after fine-tuning", improved, results["after"]),
     ]
 
 
-def _distribution_rows(part: str, results: dict[str, Any], metric: str, singular: str, plural: str) -> list[Row]:
+def _distribution_rows(part: str, results: dict[str, Any], metric: str, singular: str, plural: str) -> list[SummaryRow]:
     """Return the summary rows of a part that consists of several classes, clients, domains or corruptions.
 
     The first row has their mean. Depending on the part, further rows have the metric of pooled domains, the
@@ -210,20 +212,20 @@ def _distribution_rows(part: str, results: dict[str, Any], metric: str, singular
     name = {"clients": "clients (training data)", "domains": plural}.get(part, part)
     mean, std, worst, loss = (results.get(key) for key in ("mean", "std", "worst_tenth", "loss"))
     others = {} if part == "corruptions" else _other_metrics(list(results["each"].values()), metric)
-    rows = [Row(name, size, mean, std, worst, loss, others)]
+    rows = [SummaryRow(name, size, mean, std, worst, loss, others)]
     for name in ("seen", "unseen"):
         if part == "domains" and name in results:
             pooled = results[name]
             domains = counted(pooled["domains"], singular)
             pooled_size = f"{domains} together, {shown_count(pooled['examples'])} examples"
             others = _other_metrics([pooled], metric)
-            rows.append(Row(f"{name} {plural}", pooled_size, pooled[metric], loss=pooled["loss"], others=others))
+            rows.append(SummaryRow(f"{name} {plural}", pooled_size, pooled[metric], loss=pooled["loss"], others=others))
     if "participation_gap" in results:
         gap = results["participation_gap"]
-        rows.append(Row("participation gap", "training minus held-out clients", gap))
+        rows.append(SummaryRow("participation gap", "training minus held-out clients", gap))
     if "mean_corruption_error" in results:
         error = results["mean_corruption_error"]
-        rows.append(Row("mean corruption error", f"{size}, over severities", error))
+        rows.append(SummaryRow("mean corruption error", f"{size}, over severities", error))
     return rows
 
 

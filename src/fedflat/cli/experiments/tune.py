@@ -25,7 +25,6 @@ from fedflat.cli.shared.screen import (
     shown_metric,
     with_unit,
 )
-from fedflat.text import show_value
 
 if TYPE_CHECKING:
     from fedflat.experiment.campaign.tune import Search
@@ -106,8 +105,9 @@ def _print_plan(search: Search, as_json: bool) -> None:
 
 def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
     """Print the best settings with their validation and test metric."""
+    from fedflat.cli.shared.several_runs import assignments_text
+
     metric, config = chosen["metric"], quote(f"{chosen['folders'][0]}/config.yaml")
-    settings = ", ".join(f"{name}={show_value(value)}" for name, value in chosen["settings"].items())
     results = {
         f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
         f"test {with_unit(metric)}": f"{shown_metric(fmean(chosen['test']), metric)} (evaluated once)",
@@ -116,5 +116,5 @@ def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
         "next": f"fedflat report {quote(str(search.out))}",
         "new seed": f"fedflat run --config {config} --seed {max(search.tune.seeds) + 1}",
     }
-    title = f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {settings}"
+    title = f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {assignments_text(chosen['settings'])}"
     print_section(title, key_values(results))

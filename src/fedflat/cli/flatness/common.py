@@ -131,7 +131,7 @@ def _text_of(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
-def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None = None) -> dict[str, Path]:
+def write_results(folder: Path, name: str, document: dict[str, Any], figure: Figure | None) -> dict[str, Path]:
     """Write ``document`` to ``name.json`` and ``figure`` to ``name.png`` in ``folder``.
 
     Returns:

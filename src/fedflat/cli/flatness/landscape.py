@@ -113,11 +113,11 @@ def landscape(
 
 def _print_landscapes(grids: dict[str, Landscape], value: str, radius: float) -> None:
     """Print one row per model: its losses and test metric, and the highest ``value`` within ``radius`` of it."""
-    from fedflat.reporting.figures.landscape_scale import with_unit
+    from fedflat.reporting.figures.landscape_scale import label_with_unit
 
     first = next(iter(grids.values()))  # all models share data and task
-    highest = f"highest {with_unit(value)} within {radius:g}"
-    columns = ("model", "training loss", "test loss", with_unit(first.test_metric), highest, "not finite")
+    highest = f"highest {label_with_unit(value)} within {radius:g}"
+    columns = ("model", "training loss", "test loss", label_with_unit(first.test_metric), highest, "not finite")
     rows = [_landscape_row(name, grid, value) for name, grid in grids.items()]
     heading = f"Landscapes around {counted(len(grids), 'model')}"
     note = f"{highest}: maximum over the grid, up to {radius:g} filter norm{'s' * (radius != 1)} along each direction"
@@ -143,7 +143,7 @@ def plane(
     Example: fedflat flatness plane runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 runs/fedmoswa-digits-seed0
     """
     from fedflat.experiment.analysis.landscapes import plane as plane_of
-    from fedflat.reporting.figures.landscape_scale import values_to_plot, with_unit
+    from fedflat.reporting.figures.landscape_scale import label_with_unit, values_to_plot
     from fedflat.reporting.figures.landscapes import Panel, plane_picture, surfaces
 
     if len(models) < 3:
@@ -161,7 +161,7 @@ def plane(
         print_json({"files": files, "marks": marks, "distances": grid.metadata["distances"]})
         return
     rows = []
-    columns = ("model", "x", "y", "distance from plane", "training loss", with_unit(grid.test_metric))
+    columns = ("model", "x", "y", "distance from plane", "training loss", label_with_unit(grid.test_metric))
     for mark in grid.marks:
         position = [f"{coordinate:.4g}" for coordinate in mark.position]
         rows.append(
@@ -205,7 +205,7 @@ def path(
     """
     from fedflat.experiment.analysis.landscapes import path as path_of
     from fedflat.flatness.landscapes.path import barrier
-    from fedflat.reporting.figures.landscape_scale import values_to_plot, with_unit
+    from fedflat.reporting.figures.landscape_scale import label_with_unit, values_to_plot
     from fedflat.reporting.figures.landscapes import Panel, path_picture
 
     options = {"points": points, "beyond": beyond, "examples": examples, "seed": seed, "statistics": statistics}
@@ -227,7 +227,7 @@ def path(
     for name, rise in barriers.items():
         ends = [shown_loss_or_error(mark.values[name], name) for mark in grid.marks]
         height = (shown_loss_or_error(rise.height, name), f"{rise.at:.3g}") if rise.height else ("no barrier", None)
-        rows.append((with_unit(name), *ends, *height))
+        rows.append((label_with_unit(name), *ends, *height))
     kind = f"{' on a trained curve' if curve else ''}{' after alignment' if align else ''}"
     heading = f"From {title}{kind}, distance {grid.metadata['distance']:.4g}"
     note = f"barrier: maximum over {len(grid.axes[0])} points, a lower bound; raise --points until it stops changing"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import typer
 
@@ -65,19 +65,16 @@ class DataFlags:
         """Name of the data, for headings and files."""
         return self.on if self.client is None else f"client {self.client}"
 
-    def describe(self, models: Mapping[str, RunModel], examples: int, subsets: int) -> str:
+    def describe(self, model: RunModel, subsets: Sequence[Objective]) -> str:
         """Return number of examples and precision, e.g. ``3 subsets of 500 of 1,442 examples, float32``.
 
-        Args:
-            models: the measured models.
-            examples: number of examples of one subset.
-            subsets: number of subsets; 1 if all examples were measured.
+        ``subsets`` is the loss of the model on each random subset of the data.
         """
-        objective = next(iter(models.values())).objective(self.on, client=self.client)
-        counts = f"{shown_count(examples)} examples"
-        if subsets > 1:
-            counts = f"{subsets} subsets of {shown_count(examples)} of {shown_count(objective.examples)} examples"
-        return f"{counts}, {objective.precision}"
+        count = shown_count(subsets[0].examples)
+        if len(subsets) > 1:
+            total = model.objective(self.on, client=self.client).examples
+            count = f"{len(subsets)} subsets of {count} of {shown_count(total)}"
+        return f"{count} examples, {subsets[0].precision}"
 
     def objectives(self, model: RunModel) -> list[Objective]:
         """Return the loss of a model on each random subset of the data."""
@@ -152,22 +149,49 @@ class ModelFlags:
     data_dir: Path | None = DATA_DIR
 
 
+class MeasuredModels(NamedTuple, Generic[T]):
+    """Models and what was measured of them."""
+
+    data: DataFlags
+    models: dict[str, RunModel]
+    results: dict[str, list[T]]
+    """By model, the result on each random subset of the data."""
+    examples: str
+    """Text on the number of examples and subsets, and on the precision."""
+
+    def document(self, values: Mapping[str, dict[str, Any]], **settings: object) -> dict[str, Any]:
+        """Return the data, ``settings`` and, for each model, its test metric and ``values``; JSON-compatible."""
+        documents = {
+            name: {
+                "model": model.label,
+                "described": model.description,
+                "parameters": model.problem.layout.size,
+                "test": _test_metric(model),
+                **values[name],
+            }
+            for name, model in self.models.items()
+        }
+        return {"on": self.data.name, "seed": self.data.seed, **settings, "models": documents}
+
+    def print_caveats(self, loss: Callable[[T], float]) -> None:
+        """Print caveats about the models, given the loss of a result."""
+        losses = {name: [loss(result) for result in subsets] for name, subsets in self.results.items()}
+        print_caveats(self.models, losses, self.data.on)
+
+
 def measure_models(
     references: Sequence[str],
     data: DataFlags,
     opening: ModelFlags,
     output: OutputFlags,
     measure: Callable[[Objective, Progress], T],
-) -> tuple[dict[str, RunModel], dict[str, list[T]]]:
+) -> MeasuredModels[T]:
     """Open models and measure each of them on every random subset of the data.
 
     Args:
         references: the models, as in ``open_models``.
         data, opening, output: flags of the command.
         measure: measures an objective, and passes descriptions of its progress to its second argument.
-
-    Returns:
-        The models by name, and by name the results on each subset.
     """
     from fedflat.experiment.analysis.landscapes import require_same_dataset
     from fedflat.experiment.analysis.reopen import is_weights_file
@@ -175,6 +199,7 @@ def measure_models(
     if data.client is not None and (files := [text for text in references if is_weights_file(text)]):
         raise UserError(f"--client selects a client of a run, but {files[0]} is a weights file; leave --client out")
     results: dict[str, list[T]] = {}
+    examples = ""
     with status_line(output.silent) as progress:
         models = open_models(references, output.silent, opening)
         require_same_dataset(list(models.values()), list(models))
@@ -183,8 +208,10 @@ def measure_models(
             def describe(text: str, name: str = name) -> None:
                 progress(f"{name}: {text}")
 
-            results[name] = [measure(objective, describe) for objective in data.objectives(model)]
-    return models, results
+            objectives = data.objectives(model)
+            examples = examples or data.describe(model, objectives)
+            results[name] = [measure(objective, describe) for objective in objectives]
+    return MeasuredModels(data, models, results, examples)
 
 
 def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> dict[str, RunModel]:
@@ -309,20 +336,6 @@ def default_folder(models: dict[str, RunModel], measurement: str) -> Path:
     if model.record.folder is None:
         raise UserError("this run has no folder; choose an output folder with --out")
     return model.record.folder.path / "flatness" / measurement
-
-
-def model_documents(models: Mapping[str, RunModel], values: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return a description of each model, its test metric and its measured ``values``, as JSON-compatible values."""
-    return {
-        name: {
-            "model": model.label,
-            "described": model.description,
-            "parameters": model.problem.layout.size,
-            "test": _test_metric(model),
-            **values[name],
-        }
-        for name, model in models.items()
-    }
 
 
 def _test_metric(model: RunModel) -> dict[str, float | None]:

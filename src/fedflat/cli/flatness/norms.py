@@ -15,8 +15,6 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
-    model_documents,
-    print_caveats,
     test_column,
 )
 from fedflat.cli.shared.flags import optional, with_flag_groups
@@ -51,18 +49,16 @@ def norms(
         return norms_of(objective, layer=layer, rise=rise, draws=draws, directions=directions, seed=data.seed)
 
     start = time.monotonic()
-    opened, results = measure_models(models, data, opening, output, measure)
+    measured = measure_models(models, data, opening, output, measure)
+    results = measured.results
     values = {name: {"subsets": [result.document() for result in subsets]} for name, subsets in results.items()}
-    document = {"on": data.name, "seed": data.seed, "models": model_documents(opened, values)}
-    folder = default_folder(opened, "norms")
-    first = next(iter(results.values()))
-    examples = data.describe(opened, first[0].examples, len(first))
+    document = measured.document(values)
 
     def show() -> None:
-        _print_norms(results, document, examples, time.monotonic() - start)
-        print_caveats(opened, {name: [result.loss for result in subsets] for name, subsets in results.items()}, data.on)
+        _print_norms(results, document, measured.examples, time.monotonic() - start)
+        measured.print_caveats(lambda result: result.loss)
 
-    output.publish(folder, document, show)
+    output.publish(default_folder(measured.models, "norms"), document, show)
 
 
 def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], examples: str, seconds: float) -> None:

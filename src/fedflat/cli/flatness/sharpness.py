@@ -14,8 +14,6 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
-    model_documents,
-    print_caveats,
     test_column,
 )
 from fedflat.cli.shared.flags import no_default, with_flag_groups
@@ -86,35 +84,28 @@ def sharpness(
         return float(objective.gradient().norm()), per_measure
 
     start = time.monotonic()
-    opened, measured = measure_models(models, data, opening, output, measure)
-    per_subset = {name: [sharpnesses for _, sharpnesses in subsets] for name, subsets in measured.items()}
+    measured = measure_models(models, data, opening, output, measure)
     described = [(describe_kind(name, scope, eta), radius) for name, radius in measures]
     results: Results = {
-        name: dict(zip(described, map(list, zip(*subsets, strict=True)), strict=True))
-        for name, subsets in per_subset.items()
+        name: {kind: [per_measure[i] for _, per_measure in subsets] for i, kind in enumerate(described)}
+        for name, subsets in measured.results.items()
     }
-    document: dict[str, Any] = {"on": data.name, "seed": data.seed, "ascent_steps": steps, "eta": eta, "scope": scope}
     values = {
         name: {
-            "gradient_norm": [norm for norm, _ in measured[name]],
+            "gradient_norm": [norm for norm, _ in measured.results[name]],
             "sharpness": [[result.document() for result in per_subset] for per_subset in by_measure.values()],
         }
         for name, by_measure in results.items()
     }
-    document |= {"m": m, "models": model_documents(opened, values)}
-    descriptions = {name: model.description for name, model in opened.items()}
+    document = measured.document(values, ascent_steps=steps, eta=eta, scope=scope, m=m)
+    descriptions = {name: model.description for name, model in measured.models.items()}
     curves = sharpness_picture(results, descriptions) if len(rho) > 1 else None
-    folder = default_folder(opened, "sharpness")
-    first = next(iter(per_subset.values()))  # the first model's results on each subset
-    examples = data.describe(opened, first[0][0].examples, len(first))
 
     def show() -> None:
-        _print_results(results, document, examples, time.monotonic() - start)
-        print_caveats(
-            opened, {name: [subset[0].loss for subset in subsets] for name, subsets in per_subset.items()}, data.on
-        )
+        _print_results(results, document, measured.examples, time.monotonic() - start)
+        measured.print_caveats(lambda subset: subset[1][0].loss)
 
-    output.publish(folder, document, show, curves)
+    output.publish(default_folder(measured.models, "sharpness"), document, show, curves)
 
 
 def _print_results(results: Results, document: dict[str, Any], examples: str, seconds: float) -> None:

@@ -16,8 +16,6 @@ from fedflat.cli.flatness.models import (
     ModelFlags,
     default_folder,
     measure_models,
-    model_documents,
-    print_caveats,
     test_column,
 )
 from fedflat.cli.shared.flags import optional, with_flag_groups
@@ -107,7 +105,8 @@ def spectrum(
             progress=progress,
         )
 
-    opened, spectra = measure_models(models, data, opening, output, measure)
+    measured = measure_models(models, data, opening, output, measure)
+    opened, spectra = measured.models, measured.results
     values = {
         name: {
             "examples_of": model.objective(data.on, client=data.client).examples,
@@ -115,14 +114,12 @@ def spectrum(
         }
         for name, model in opened.items()
     }
-    document = {"on": data.name, "seed": data.seed, "models": model_documents(opened, values)}
+    document = measured.document(values)
     figure = spectrum_picture(spectra, {name: model.description for name, model in opened.items()})
-    first = next(iter(spectra.values()))  # the first model's spectrum on each subset
-    examples = data.describe(opened, first[0].examples, len(first))
 
     def show() -> None:
-        _print_spectra(spectra, document, examples, tolerance)
-        print_caveats(opened, {name: [result.loss for result in subsets] for name, subsets in spectra.items()}, data.on)
+        _print_spectra(spectra, document, measured.examples, tolerance)
+        measured.print_caveats(lambda result: result.loss)
 
     output.publish(default_folder(opened, "spectrum"), document, show, figure)
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from fedflat.algorithms import Algorithm, canonical
 from fedflat.algorithms.algorithm import SLOTS
 from fedflat.algorithms.cards import CARDS
-from fedflat.algorithms.composition import part_name
+from fedflat.algorithms.composition import part_text
 from fedflat.algorithms.description import DIFFERENCES, describe
 from fedflat.algorithms.named import NAMED
-from fedflat.text import changed, choices, parameters, parse, show, show_value
+from fedflat.text import choices, parameters, parse, show_value
 
 Content = list[dict[str, Any]] | dict[str, Any]
 
@@ -42,15 +42,10 @@ def specs_of(algorithm: Algorithm) -> list[tuple[str, Any]]:
     return [*slots, *(("average", average) for average in algorithm.averages)]
 
 
-def spec_text(spec: object) -> str:
-    """Return a part as text, with its non-default parameters."""
-    return show(part_name(spec) or type(spec).__name__, changed(spec))
-
-
 def slot_texts(algorithm: Algorithm) -> dict[str, str]:
     """Return, for every slot that differs from plain FedAvg, the text of its part, such as ``sam(rho=0.1)``."""
     plain = Algorithm()
-    return {slot: spec_text(spec) for slot, spec in specs_of(algorithm) if spec != getattr(plain, slot, None)}
+    return {slot: part_text(spec) for slot, spec in specs_of(algorithm) if spec != getattr(plain, slot, None)}
 
 
 def equations(spec: object) -> str:
@@ -92,7 +87,7 @@ def _slots(algorithm: Algorithm) -> Content:
     rows = []
     for slot, spec in specs_of(algorithm):
         # Unlike other slots, averages can have several parts, so each is taken from its own specification.
-        part = spec_text(spec) if slot == "average" else part_of_slot.get(slot)
+        part = part_text(spec) if slot == "average" else part_of_slot.get(slot)
         rows.append({"slot": slot, "part": part, "equations": equations(spec)})
     return rows
 

@@ -250,7 +250,7 @@ def print_partition(partition: dict[str, Any]) -> None:
 
 def _partition_texts(partition: dict[str, Any]) -> dict[str, object]:
     """Return the statistics of a partition as texts by label."""
-    from fedflat.reporting.tables.summary import shown_sizes
+    from fedflat.reporting.tables.summary import class_texts, shown_sizes
 
     clients, sizes = partition["clients"], partition["sizes"]
     # Statistics of very large federations are computed from the first clients.
@@ -264,9 +264,7 @@ def _partition_texts(partition: dict[str, Any]) -> dict[str, object]:
         "duplicates": f"{shown_count(partition['duplicates'])} examples are used more than once",
     }
     if len(partition["histogram"][0]) > 1:  # regression has no classes
-        distance = f"{partition['heterogeneity']:.3f}"
-        texts["classes per client"] = f"{partition['classes_per_client']:.2f} on average"
-        texts["heterogeneity"] = f"{distance} (mean total variation distance from all data; 0 is i.i.d.)"
+        texts |= class_texts(partition)
     only_if_positive = {
         "unseen": "clients never train",
         "thinned": "examples removed by the long tail",

@@ -134,7 +134,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         cells.append(
             [
                 row["label"],
-                *([_assignments(row_settings)] if has_settings else []),
+                *([assignments_text(row_settings)] if has_settings else []),
                 _statistics_cell(mean, metric, number_format, is_best, count),
                 _statistics_cell(last, metric, number_format),
                 f"{seeds} ({row['diverged']} diverged)" if row["diverged"] else seeds,
@@ -258,7 +258,8 @@ def _points(best: dict[str, Any], other: dict[str, Any], comparison: Comparison,
     return f"{sign}{shown_metric(lead, comparison.metric, number_format)} {unit}{relation} {other['label']}"
 
 
-def _assignments(settings: dict[str, Any]) -> str:
+def assignments_text(settings: dict[str, Any]) -> str:
+    """Return settings as ``name=value``, separated by commas."""
     return ", ".join(f"{name}={show_value(value)}" for name, value in settings.items())
 
 

@@ -132,8 +132,8 @@ class ClientMemory:
         """Return the last round that has a record; -1 if there is none."""
         return max((int(path.stem) for path in self.folder.glob(f"*.{subject}")), default=-1)
 
-    def next_token(self, token: str | None = None) -> str:
-        """Consume a token and return a new one; without a token, all earlier ones become invalid.
+    def next_token(self, token: str | None) -> str:
+        """Consume a token and return a new one; if it is None, all earlier ones become invalid.
 
         Raises ``UserError`` if the token has been used, also by a process that does the same at the same time.
         """

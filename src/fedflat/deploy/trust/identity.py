@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import Any
 
-import numpy as np
-
 from fedflat.algorithms import canonical
 from fedflat.data import Dataset
+from fedflat.data.hashing import bounded_hash
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.contract import Training
 
@@ -79,12 +78,7 @@ def normalisation_hash(data: Dataset) -> str:
     that copies in float32 and float64 agree.
     """
     constants = (data.mean, data.std, data.target_mean, data.target_std)
-    if not any(constants):
-        return "none"
-    digest = hashlib.sha256()
-    for values in constants:
-        digest.update(f"{len(values)}:".encode() + np.asarray(values, np.float32).tobytes())
-    return digest.hexdigest()[:12]
+    return bounded_hash(constants) if any(constants) else "none"
 
 
 def model_hash(problem: Problem, training: Training) -> str:

@@ -40,7 +40,7 @@ class ExternalModel(RunModel):
         return self.file.name
 
 
-def external_config(dataset: str, data_dir: Path | None = None) -> Config:
+def external_config(dataset: str, data_dir: Path | None) -> Config:
     """Return a config for measurements on a dataset, all of whose training examples belong to a single client."""
     return make_config(None, {"dataset": dataset, "data_dir": data_dir, "partition": "centralised", "clients": 1})
 

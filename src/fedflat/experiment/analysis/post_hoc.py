@@ -67,7 +67,8 @@ class PostHoc:
     def last_round(self) -> int:
         """Number of rounds at the end of the run, or at its last evaluation."""
         if not self.record.history:
-            raise UserError(f"{self._name} has no evaluation yet; continue it with fedflat resume {self._name}")
+            run = self.record.display_name
+            raise UserError(f"{run} has no evaluation yet; continue it with fedflat resume {run}")
         return self.record.rounds
 
     def model_rounds(self, average: str = "server") -> list[int]:
@@ -95,10 +96,6 @@ class PostHoc:
     @property
     def _has_checkpoint(self) -> bool:
         return self.record.folder is not None and has_checkpoint(self.record.folder)
-
-    @property
-    def _name(self) -> str:
-        return str(self.record.folder.path) if self.record.folder else "this run"
 
     def gaps(self) -> dict[str, list[Measurements]]:
         """Measure generalisation gaps; return, for each model name, one row per round with a stored model."""
@@ -243,7 +240,7 @@ class PostHoc:
         """Raise a ``UserError`` if only the initial model of the run is available."""
         if len(self.model_rounds()) == 1 and not self.logged() and not self._has_checkpoint:
             raise UserError(
-                f"{self._name} has no checkpoint, no saved models (run --save-every N) and no log "
+                f"{self.record.display_name} has no checkpoint, no saved models (run --save-every N) and no log "
                 "(run --flatness every=N)"
             )
 

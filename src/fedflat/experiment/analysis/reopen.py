@@ -234,8 +234,7 @@ def state_of(record: Record, name: str, problem: Problem, after_round: int | Non
     """
     device, dtype = problem.device, problem.dtype
     if after_round is None and record.status == "diverged":
-        run = "this run" if record.folder is None else record.folder.path
-        warnings.warn(f"{run} diverged ({record.reason}); using its final model", stacklevel=2)
+        warnings.warn(f"{record.display_name} diverged ({record.reason}); using its final model", stacklevel=2)
     if after_round is None and name in record.models:
         weights, buffers, integer_buffers = record.models[name]
         on_device = {key: tensor.to(device) for key, tensor in integer_buffers.items()}

@@ -342,7 +342,7 @@ def open_model(
         record, name = load_record(source.run), name or source.model
         rounds = source.rounds if rounds is None else rounds
     if not record.models and not record.evaluated:
-        run = record.folder.path if record.folder else "this run"
+        run = record.display_name
         raise UserError(f"{run} has no evaluated models yet; continue it with fedflat resume {run}")
     name = require_model(record, name or primary_model(record))
     config = config_for_measurement(record.config, device, precision)

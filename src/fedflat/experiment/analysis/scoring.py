@@ -64,8 +64,8 @@ class Scorer:
 
         return {label: scores_of(totals) for label, totals in self._totals_by_label(outputs_by_class()).items()}
 
-    def totals_by_group(self, examples: Examples, positions: np.ndarray | None = None) -> dict[int, Totals]:
-        """The task's sums per group of examples, e.g. per domain or writer."""
+    def totals_by_group(self, examples: Examples, positions: np.ndarray) -> dict[int, Totals]:
+        """The task's sums per group of the examples at ``positions``, e.g. per domain or writer."""
         return self._totals_by_label(
             (batch.tensors()["groups"], output, batch.targets) for batch, output in self._outputs(examples, positions)
         )

@@ -50,7 +50,7 @@ def client_similarity(
     eigenvectors: int = 10,
     examples: int | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
+    seed: int,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Measurements]:
     """Compare clients with the server model from which they train, by replaying the round that follows it.

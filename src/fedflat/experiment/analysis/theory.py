@@ -50,7 +50,7 @@ class Theory:
     conditions: list[tuple[str, bool, str]]
     """(condition, whether it is met, the run's value)."""
 
-    def is_void(self, own_rates: bool = False) -> bool:
+    def is_void(self, own_rates: bool) -> bool:
         """Whether the run violates a condition, so that no bound applies to it.
 
         The bound at the run's learning rates (``own_rates``) does not depend on the condition on learning rates.

@@ -33,6 +33,7 @@ from fedflat.experiment.campaign.sweep_file import (
     all_placeholders,
     check_names,
     extreme_values,
+    with_full_names,
 )
 from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
 from fedflat.experiment.config import Config, describe_difference
@@ -41,7 +42,7 @@ from fedflat.experiment.setup.problem import build_problem, check_new_run, devic
 from fedflat.experiment.store.cleanup import Keep, remove_locked
 from fedflat.experiment.store.files import DamagedFile, create_folder, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record
-from fedflat.setting_names import flat, full_name
+from fedflat.setting_names import flat
 from fedflat.text import parse_one
 
 SEARCH, CONFIRM, CLOCK = "search", "confirm", "clock.json"
@@ -123,7 +124,7 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
         UserError: the space contradicts itself, or no combination is valid.
     """
     base = dict(flat(file.base))
-    parameters: Space = {full_name(name): values for name, values in file.parameters.items()}
+    parameters = with_full_names(file.parameters)
     check_file(file)
     rounds = make_run_config({**base, "algorithm": "fedavg"}, extreme_values(parameters)[0]).training.rounds
     halving = file.halving or Halving(min_rounds=max(1, rounds // 9))

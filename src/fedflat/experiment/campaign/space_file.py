@@ -22,6 +22,7 @@ from fedflat.experiment.campaign.sweep_file import (
     check_space,
     extreme_values,
     validate_file,
+    with_full_names,
 )
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.files import read_yaml
@@ -85,7 +86,7 @@ def check_file(file: SpaceFile) -> None:
         raise UserError(f"{{{name}}} has no values; add it to parameters, for example {name}: {{low: 0.01, high: 1}}")
     if "algorithm" in file.parameters:
         raise UserError("algorithm cannot be a parameter; list parts in slots, and algorithms in baselines")
-    parameters: Space = {full_name(name): values for name, values in file.parameters.items()}
+    parameters = with_full_names(file.parameters)
     check_space(parameters, "parameters")
     text = fill(str(base.get("algorithm", "fedavg")), {**base, **extreme_values(parameters)[0]})
     for slot in file.slots:

@@ -112,6 +112,7 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
     )
 
 
+T = TypeVar("T")
 File = TypeVar("File", bound=SettingsGroup)
 
 
@@ -232,7 +233,7 @@ def combinations(file: SweepFile) -> list[Values]:
     distinct: list[Values] = []
     for entry in file.entries or [{}]:
         for grid_values in itertools.product(*file.grid.values()):
-            combination = _with_full_names(entry) | dict(zip(grid_names, grid_values, strict=True))
+            combination = with_full_names(entry) | dict(zip(grid_names, grid_values, strict=True))
             combination = _without_unused(combination, base)
             if combination not in distinct:
                 distinct.append(combination)
@@ -254,7 +255,8 @@ def _check_names_of_file(file: SweepFile, base: Values) -> None:
     check_names(sections, all_placeholders(texts))
 
 
-def _with_full_names(values: Values) -> Values:
+def with_full_names(values: Mapping[str, T]) -> dict[str, T]:
+    """The same values by the full names of settings."""
     return {full_name(name): value for name, value in values.items()}
 
 
@@ -286,7 +288,7 @@ def _without_unused(combination: Values, base: Values) -> Values:
 def _without_excluded(combinations: list[Values], base: Values, exclude: list[Values]) -> list[Values]:
     """The combinations that no rule of ``exclude`` matches; a rule that matches none raises a ``UserError``."""
     for rule in exclude:
-        remaining = [values for values in combinations if not _matches({**base, **values}, _with_full_names(rule))]
+        remaining = [values for values in combinations if not _matches({**base, **values}, with_full_names(rule))]
         if len(remaining) == len(combinations):
             text = ", ".join(f"{name}={value}" for name, value in rule.items())
             raise UserError(f"exclude: no combination has {text or 'an empty rule'}; correct or remove it")

@@ -52,6 +52,7 @@ from fedflat.experiment.campaign.sweep_file import (
     check_space,
     extreme_values,
     placeholders,
+    with_full_names,
 )
 from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.setup.problem import task_of
@@ -59,7 +60,7 @@ from fedflat.experiment.store.cleanup import delete_parts
 from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.processes import ChildDied, ChildKilled, close_children, sendable_error, wait_for_any
-from fedflat.setting_names import flat, full_name
+from fedflat.setting_names import flat
 
 BEST = "best.json"
 """The file with the best trial and its test scores."""
@@ -158,7 +159,7 @@ def plan_search(file: SweepFile, out: Path) -> Search:
     if not file.keep.models:
         raise UserError("a search evaluates the model of its best trial; leave out models=false in keep")
     tune = file.tune
-    space = {full_name(name): values for name, values in tune.space.items()}
+    space = with_full_names(tune.space)
     base = dict(flat(file.base))
     # Check that settings exist, and that every placeholder {name} in a value refers to one of them.
     listed = [value for values in space.values() if isinstance(values, list) for value in values]

@@ -336,6 +336,11 @@ class Record:
     """Names of the algorithm's averages, e.g. ``wima(window=50)``."""
 
     @property
+    def display_name(self) -> str:
+        """Path of the run folder, for messages; ``this run`` for a run in memory."""
+        return str(self.folder.path) if self.folder else "this run"
+
+    @property
     def evaluated(self) -> list[str]:
         """Names of the models in the last evaluation."""
         return list(self.history[-1]["test"]) if self.history else []

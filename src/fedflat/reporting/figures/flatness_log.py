@@ -121,8 +121,7 @@ def logged(record: Record, model: str = "server") -> dict[str, Points]:
     """
     entries = {entry["round"]: entry["flatness"] for entry in record.history if "flatness" in entry}
     if not entries:
-        run = record.folder.path if record.folder else "this run"
-        raise UserError(f"{run} has no flatness log; run it with --flatness every=N")
+        raise UserError(f"{record.display_name} has no flatness log; run it with --flatness every=N")
     layers = [
         name
         for entry in entries.values()

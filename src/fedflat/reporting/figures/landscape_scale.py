@@ -180,7 +180,7 @@ def shown_value(value: str) -> str:
     return LABELS.get(value, value.replace("_", " "))
 
 
-def with_unit(value: str) -> str:
+def label_with_unit(value: str) -> str:
     """Return the label of a quantity, with its unit."""
     return shown_value(value) + (" %" if value.endswith("error") else "")
 

@@ -236,7 +236,7 @@ def _is_plane(panel: Panel) -> bool:
 
 
 def draw_surface(
-    axes: Any, landscape: Landscape, scale: LandscapeScale, styles: Mapping[str, LineStyle], title: str = ""
+    axes: Any, landscape: Landscape, scale: LandscapeScale, styles: Mapping[str, LineStyle], title: str
 ) -> None:
     """Draw one landscape as a surface without a frame, and mark its models on it.
 
@@ -245,7 +245,7 @@ def draw_surface(
         landscape: a two-dimensional landscape.
         scale: levels and colours; the height is the logarithm of the value.
         styles: colours and markers of the models by name.
-        title: name of the model if there is only one; default: the name of its mark.
+        title: name of the model if there is only one; if empty, the name of its mark.
     """
     xs, ys = np.meshgrid(*landscape.axes, indexing="ij")
     values = scale.clipped(grid_of(landscape, scale.value))

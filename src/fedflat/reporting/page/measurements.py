@@ -19,7 +19,7 @@ from fedflat.experiment.store.run_folder import Record
 from fedflat.flatness.landscapes.path import barrier
 from fedflat.flatness.sharpness import describe_kind
 from fedflat.reporting.distinct import relative_paths
-from fedflat.reporting.figures.landscape_scale import with_unit
+from fedflat.reporting.figures.landscape_scale import label_with_unit
 from fedflat.reporting.figures.style import COLOURS, algorithm_of, without_seed
 from fedflat.reporting.page.over_seeds import Measured, Origin, measured_at_seed, seed_means
 
@@ -340,5 +340,5 @@ def _paths_table(records: Sequence[Record]) -> Values:
             for value in values
         ]
         rows.append(_row(name, kind, [*finite, distance]))
-    heads = ("models", "path", *(f"barrier of {with_unit(value)}" for value in values), "distance of weights")
+    heads = ("models", "path", *(f"barrier of {label_with_unit(value)}" for value in values), "distance of weights")
     return _table("Paths between models", "Largest rise above the line between the values at both ends.", heads, rows)

@@ -51,7 +51,7 @@ from fedflat.reporting.tables.files import (
     values_csv,
 )
 from fedflat.reporting.tables.latex import DIFFERENCE_COLUMNS, RESULT_COLUMNS, first_columns, latex_table
-from fedflat.reporting.tables.summary import best_of, shown_range, shown_sizes
+from fedflat.reporting.tables.summary import best_of, class_texts, shown_range, shown_sizes
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -243,15 +243,11 @@ def _facts(section: Values) -> dict[str, str]:
 def _partition_facts(partition: Values) -> dict[str, str]:
     """Return facts on a partition, by name, such as examples per client and the hash for each of up to ten seeds."""
     sizes, hashes = partition["sizes"], list(partition["hashes"].items())[:10]
-    distance, repeated = partition["heterogeneity"], shown_count(partition["duplicates"])
-    classes = {
-        "classes per client": f"{partition['classes_per_client']:.2f} on average",
-        "heterogeneity": f"{distance:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
-    }
+    repeated = shown_count(partition["duplicates"])
     has_classes = len(partition["class_counts"][0]) > 1  # regression has a single column
     facts = {
         "examples per client": shown_sizes(sizes),
-        **(classes if has_classes else {}),
+        **(class_texts(partition) if has_classes else {}),
         "coverage": f"{100 * partition['coverage']:.1f} % of the training examples, {repeated} used more than once",
     }
     if partition["unseen"]:

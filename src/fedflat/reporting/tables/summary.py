@@ -124,6 +124,14 @@ def shown_sizes(sizes: Mapping[str, float]) -> str:
     return str(low) if low == high else f"{low} to {high}, median {sizes['median']:g}"
 
 
+def class_texts(partition: Mapping[str, Any]) -> dict[str, str]:
+    """Return a partition's classes per client and heterogeneity as texts by label."""
+    return {
+        "classes per client": f"{partition['classes_per_client']:.2f} on average",
+        "heterogeneity": f"{partition['heterogeneity']:.3f} (mean total variation distance from all data; 0 is i.i.d.)",
+    }
+
+
 @dataclass(frozen=True)
 class SeedStatistics:
     """The mean of one value per seed, with its standard deviation."""
@@ -145,7 +153,7 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
 
 
-LEVEL = 0.95
+LEVEL, POWER = 0.95, 0.8
 """Confidence level of intervals."""
 BOOTSTRAP_DRAWS = 10_000
 MIN_SIGNED_RANK_PAIRS = 6
@@ -190,9 +198,7 @@ def compare_paired(values: Mapping[int, float], baseline: Mapping[int, float]) -
     return PairedDifference(seeds, differences, fmean(differences), interval, student_interval, test, p)
 
 
-def bootstrap_interval(
-    values: Sequence[float], level: float = LEVEL, draws: int = BOOTSTRAP_DRAWS, seed: int = 0
-) -> tuple[float, float] | None:
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Compute the percentile bootstrap interval of a mean; None for fewer than two values.
 
     For up to six values, all resamples are enumerated instead of drawn. For three values, the interval is their range,
@@ -207,13 +213,13 @@ def bootstrap_interval(
     if count <= MAX_ENUMERATED_VALUES:
         resamples = np.array(list(product(range(count), repeat=count)))
     else:
-        resamples = np.random.default_rng(seed).integers(0, count, (draws, count))
+        resamples = np.random.default_rng(0).integers(0, count, (BOOTSTRAP_DRAWS, count))
     means = np.asarray(values, dtype=float)[resamples].mean(1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
-def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
+def t_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Compute Student's t interval of a mean; None for fewer than two values."""
     from scipy.stats import t
 
@@ -221,7 +227,7 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, fl
     if count < 2:
         return None
     mean, standard_error = fmean(values), float(np.std(values, ddof=1)) / math.sqrt(count)
-    half_width = float(t.ppf((1 + level) / 2, count - 1)) * standard_error
+    half_width = float(t.ppf((1 + LEVEL) / 2, count - 1)) * standard_error
     return mean - half_width, mean + half_width
 
 
@@ -343,8 +349,8 @@ def rank_algorithms(values: Mapping[str, Mapping[int, float]], lower_is_better: 
     return Ranks(seeds, each, friedman, critical)
 
 
-def detectable_effect(pairs: int, power: float = 0.8, level: float = LEVEL) -> float:
-    """Return the smallest effect that a paired t test detects with probability ``power``.
+def detectable_effect(pairs: int) -> float:
+    """Return the smallest effect that a paired t test detects with probability ``POWER``.
 
     The effect is measured in standard deviations of the differences.
 
@@ -354,10 +360,10 @@ def detectable_effect(pairs: int, power: float = 0.8, level: float = LEVEL) -> f
     from scipy.optimize import brentq
     from scipy.stats import nct, t
 
-    critical_value = float(t.ppf((1 + level) / 2, pairs - 1))
+    critical_value = float(t.ppf((1 + LEVEL) / 2, pairs - 1))
 
     def excess_power(effect: float) -> float:
-        """Return the test's power at this effect minus the requested one; t is then noncentrally distributed."""
-        return float(nct.sf(critical_value, pairs - 1, effect * math.sqrt(pairs))) - power
+        """Return the test's power at this effect minus ``POWER``; t is then noncentrally distributed."""
+        return float(nct.sf(critical_value, pairs - 1, effect * math.sqrt(pairs))) - POWER
 
     return float(brentq(excess_power, 0.01, 50.0, xtol=1e-4))
