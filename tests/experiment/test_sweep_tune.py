@@ -73,7 +73,8 @@ def test_the_best_is_chosen_by_validation_and_evaluated_once(
     made, tried = finished
     chosen = evaluate_best(made)
     best = max(tried, key=lambda trial: trial.score)
-    assert chosen["trial"] == best.number and chosen["validation"] == best.score and chosen["settings"] == best.values
+    assert chosen["trial"] == best.number and chosen["validation"] == best.score
+    assert chosen["settings"] == made.resolved(best.values)
     last = RunFolder(made.folder(best.number) / "seed-0").metrics()[-1]
     assert chosen["test"] == [pytest.approx(last["test"]["server"]["accuracy"])]
     monkeypatch.setattr("fedflat.experiment.analysis.evaluation.evaluate", None)
