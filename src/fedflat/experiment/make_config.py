@@ -184,10 +184,10 @@ def prepare(
         # come from a config with another partition, because a config cannot hold the object.
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
-    has_groups = user_dataset is not None and user_dataset.train.groups is not None
+    groups = None if user_dataset is None else user_dataset.train.groups
     given = {full_name(name) for name in _given(settings)}
-    if has_groups and base is None and not given & {"data.partition", "data.clients"}:
-        settings["partition"] = "natural"
+    if groups is not None and base is None and not given & {"data.partition", "data.clients"}:
+        settings = keep_clients(settings, len(groups.unique()), has_base=False)
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)
     return config, {"data": user_dataset, "model": user_model, "task": user_task}
 
