@@ -124,7 +124,8 @@ class Application(CommandGroup):
         self._command_line = list(args)
         for forbidden in filter(None, map(forbidden_character, args)):
             raise UsageError(f"an argument contains {forbidden}; rename the file, or correct the command", ctx)
-        return super().parse_args(ctx, args)
+        with errors_as_messages():  # --version and --help print
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Invoke a command and report its errors as messages, three of them with a remedy.
