@@ -196,7 +196,7 @@ def test_a_full_output_device_is_reported(arguments):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": ""},  # so that output is also flushed at exit
             timeout=scaled(60),
         )
     assert result.returncode == 2
