@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+MAX_SHOWN = 60
+"""Number of characters of an unknown name that a message shows."""
+
 
 class UserError(Exception):
     """An invalid request; the message says what is wrong, what was expected and what to do."""
@@ -38,6 +41,7 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
     "fedprox has no parameter 'nu'; did you mean mu?"
     """
     names = sorted(known)
+    shown = str(name) if len(str(name)) <= MAX_SHOWN else f"{str(name)[:MAX_SHOWN]}…"
     close: list[str] = []
     for spelling in (str(name), str(name).lower()):
         close = close or difflib.get_close_matches(spelling, names, n=3, cutoff=0.6)
@@ -50,7 +54,7 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
         hint = f"expected one of {', '.join(names)}" if names else f"no {what} is available"
     else:
         hint = f"for example {', '.join(names[:5])}"
-    problem = f"{owner} has no {what} '{name}'" if owner else f"unknown {what} '{name}'"
+    problem = f"{owner} has no {what} '{shown}'" if owner else f"unknown {what} '{shown}'"
     return UserError(f"{problem}; {hint}" + (f" (list all: {see})" if see else ""))
 
 
@@ -59,6 +63,16 @@ def similar_file(path: Path) -> str:
     names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def no_folder(path: Path, expected: str) -> UserError:
+    """The error for a path that is missing, or a file, where a folder is needed; ``expected`` describes the folder.
+
+    >>> str(no_folder(Path("nowhere"), "a folder of runs"))
+    'there is no folder nowhere; expected a folder of runs'
+    """
+    problem = f"{path} is a file" if path.exists() else f"there is no folder {path}"
+    return UserError(f"{problem}; expected {expected}")
 
 
 class GpuFailed(UserError):

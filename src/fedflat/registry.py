@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from fedflat.errors import UserError, one_of
+from fedflat.errors import MAX_SHOWN, UserError, one_of
 from fedflat.text import absolute_path, folded
 
 T = TypeVar("T")
@@ -123,6 +123,8 @@ class Registry(Mapping[str, T]):
     def unknown(self, name: str, also: Iterable[str] = ()) -> UserError:
         """The error for an unknown ``name``; ``also`` lists further valid names to suggest."""
         error = one_of(self.kind, name, [*self, *also], self.see)
+        if len(name) > MAX_SHOWN:  # it may be too long for a file name
+            return error
         plugin = Path(f"{name.replace('-', '_')}.py")
         return UserError(f"{error}; if {plugin} registers it, add --plugin {plugin}") if plugin.is_file() else error
 

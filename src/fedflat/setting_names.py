@@ -172,11 +172,13 @@ def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: b
 
     >>> str(unknown_setting("rate", ["lr", "rounds"], "training"))
     "training has no setting 'rate'; did you mean lr? (list all: fedflat settings)"
+    >>> str(unknown_setting("roundss", ["init_rounds", "seed"])).partition("? ")[0]
+    "unknown setting 'roundss'; did you mean rounds or init_rounds"
     """
     # A short name is also unknown within a group that calls the setting differently, e.g. eval_every in evaluation.
     suggestion = suggest_setting(name) or (name if name in SHORT_NAMES else None)
     if suggestion is None:
-        return one_of("setting", name, known, "fedflat settings", group)
+        return one_of("setting", name, known if group else {*known, *SHORT_NAMES}, "fedflat settings", group)
     if keyword:
         suggestion = suggestion.replace(".", "__")
     else:  # the full name, or within its group the part after the dot

@@ -66,6 +66,8 @@ def parse(text: str) -> tuple[Call, ...]:
         if position == len(text):
             return tuple(calls)
         if text[position] != "+":
+            if text[position] == "(" and text.count("(") > text.count(")"):
+                raise UserError(f"cannot read '{text}': missing )")
             problem = f"cannot read '{text}' at '{text[position:]}'; expected + and another part, or the end"
             raise UserError(problem + _suggest_correction(text, match))
         position += 1

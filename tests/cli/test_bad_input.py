@@ -45,7 +45,16 @@ WRONG = {
     "unknown augmentation": (("run", "--augmentation", "crop-flop"), "'crop-flop'"),
     "huge count": (("flatness", "sharpness", "r", "--ascent-steps", "9" * 11), "--ascent-steps 99999999999 is too"),
     "unknown device": (("run", "--device", "gpu"), "engine.device='gpu' is invalid"),
-    "no config file": (("run", "--config", "missing.yaml"), "cannot read missing.yaml"),
+    "no config file": (("run", "--config", "missing.yaml"), "no file missing.yaml; expected a YAML file"),
+    "no sweep file": (("sweep", "missing.yaml"), "no file missing.yaml; expected a YAML file"),
+    "folder for a sweep file": (("sweep", "."), ". is a folder; expected a YAML file"),
+    "empty algorithm": (("run", ""), "the algorithm is empty; expected e.g. fedavg"),
+    "overlong algorithm": (("run", "a" * 300, "--dry-run"), f"unknown algorithm '{'a' * 60}…'"),
+    "unclosed parenthesis": (
+        ("run", "--partition", "dirichlet(alpha=0.1"),
+        "cannot read 'dirichlet(alpha=0.1': missing )",
+    ),
+    "unknown short name": (("run", "--set", "roundss=3"), "'roundss'; did you mean rounds"),
     "resume of nothing": (("resume", "nothing"), "in nothing"),
     "show of nothing": (("show", "nothing"), "in nothing"),
     "comparison with itself": (("compare", "fedavg", "fedavg"), "fedavg"),
@@ -149,11 +158,28 @@ def test_edited_run_files_are_reported(fedflat, finished, file, text, sentence):
 
 def test_an_output_folder_that_is_a_file(fedflat, small):
     Path("file").write_text("")
-    assert_error(fedflat("run", *small, "--out", "file/run"), "cannot create the folder file/run")
-    assert_error(
-        fedflat("compare", "fedavg", *small, "--quiet", "--out", "file/runs"), "cannot create the folder file/runs"
-    )
+    for folder in ("file", "file/runs"):
+        message = "fedflat: file is a file; expected a folder"
+        assert_error(fedflat("compare", "fedavg", *small, "--quiet", "--out", folder), message)
+        assert_error(fedflat("report", "nowhere", "--out", folder), message)  # before the runs are read
+        assert_error(fedflat("new", "algorithm", "mine", "--out", folder), message)
+    assert_error(fedflat("run", *small, "--out", "file/run"), message)
     assert_error(fedflat("run", *small, "--out", "file"), "file exists and is not a run")
+
+
+def test_a_data_folder_that_is_a_file_or_missing(fedflat):
+    Path("file").write_text("")
+    for command in ("get", "verify"):
+        assert_error(
+            fedflat("data", command, "cifar10", "--data-dir", "file"), "file is a file; expected the data folder"
+        )
+    missing = fedflat("data", "verify", "cifar10", "--data-dir", "nowhere")
+    assert_error(missing, "cifar10 is missing: there is no folder nowhere; expected")
+
+
+def test_a_search_without_a_tune_section(fedflat):
+    Path("sw.yaml").write_text("base: {rounds: 3}\n")
+    assert_error(fedflat("tune", "sw.yaml"), "sw.yaml has no tune section")
 
 
 def test_a_folder_that_contains_a_run_is_refused(fedflat, finished):

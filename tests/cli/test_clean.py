@@ -79,7 +79,12 @@ def test_a_locked_run_is_skipped(fedflat, runs):
 
 
 @pytest.mark.parametrize(
-    ("folder", "words"), [("nowhere", "there is no folder nowhere"), (".", "there are no runs in .")]
+    ("folder", "words"),
+    [
+        ("nowhere", "there is no folder nowhere"),
+        (__file__, "test_clean.py is a file; expected a folder of runs"),
+        (".", "there are no runs in ."),
+    ],
 )
 def test_user_errors_are_one_line(fedflat, tmp_path, folder, words):
     result = fedflat("clean", folder)

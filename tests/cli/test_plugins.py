@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedflat.errors import UserError
 from fedflat.registry import load_plugins, plugins_to_record
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather, group_runs
@@ -69,6 +70,17 @@ def test_templates_are_valid_and_pass_their_tests(fedflat, tmp_path, restore_reg
 def test_invalid_template_names_are_rejected(fedflat, tmp_path, kind, name, message):
     result = fedflat("new", kind, name)
     assert result.exit_code == 2 and message in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_template_that_cannot_be_written_leaves_no_file(fedflat, tmp_path, monkeypatch):
+    def write(path: Path, text: str) -> None:
+        if path.name.startswith("test_"):
+            raise UserError("cannot write")
+        path.write_text(text)
+
+    monkeypatch.setattr("fedflat.cli.experiments.new.write_atomically", write)
+    assert fedflat("new", "algorithm", "zz").exit_code == 2
     assert not list(tmp_path.iterdir())
 
 

@@ -187,15 +187,16 @@ def test_closed_streams_are_replaced_and_a_deleted_working_directory_is_reported
     assert int((tmp_path / "number").read_text()) > 2
 
 
-def test_a_full_output_device_is_reported():
+@pytest.mark.parametrize("arguments", ["settings", "--version", "--help", "--show-completion bash"])
+def test_a_full_output_device_is_reported(arguments):
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
-            [*FEDFLAT, "settings"],
+            [*FEDFLAT, *arguments.split()],
             check=False,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | {"PYTHONUNBUFFERED": ""},  # so that output is also flushed at exit
             timeout=scaled(60),
         )
     assert result.returncode == 2

@@ -98,6 +98,7 @@ def test_empty_and_missing_folders(fedflat, tmp_path):
     result = fedflat("watch", tmp_path / "nowhere")
     assert result.exit_code != 0
     assert str(tmp_path / "nowhere") in result.stderr
+    assert "test_watch.py is a file; expected a run folder" in fedflat("watch", __file__, "--once").stderr
 
 
 @pytest.mark.parametrize(

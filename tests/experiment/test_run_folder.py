@@ -15,7 +15,15 @@ import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.store import run_folder
-from fedflat.experiment.store.files import LOCK_FILE, Lock, LockedError, explain_os_error, is_free, locked
+from fedflat.experiment.store.files import (
+    LOCK_FILE,
+    Lock,
+    LockedError,
+    explain_os_error,
+    is_free,
+    locked,
+    write_atomically,
+)
 from fedflat.experiment.store.run_folder import RunFolder
 
 SMALL = {"rounds": 2, "clients": 12, "clients_per_round": 4, "local_steps": 2, "workers": 1, "model": "mlp(hidden=4)"}
@@ -61,6 +69,19 @@ def test_a_folder_of_runs_is_no_run(tmp_path: Path) -> None:
 def test_a_folder_without_permission_should_be_made_writable() -> None:
     with pytest.raises(UserError, match="make it writable"), explain_os_error(Path("run")):
         raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_only_regular_files_are_written_and_symlinks_are_followed(tmp_path: Path) -> None:
+    target, link, fifo = (tmp_path / name for name in ("target", "link", "fifo"))
+    link.symlink_to("target")
+    for content in ("first", "second"):  # the target is missing, then exists
+        write_atomically(link, content)
+        assert link.is_symlink() and target.read_text() == content
+    os.mkfifo(fifo)
+    for path, kind in ((fifo, "not a regular file"), (tmp_path, "a folder")):
+        with pytest.raises(UserError, match=f"{path.name} is {kind}; choose another name"):
+            write_atomically(path, "text")
+    assert {path.name for path in tmp_path.iterdir()} == {"target", "link", "fifo"} and fifo.is_fifo()
 
 
 def test_a_run_of_a_relative_file_can_be_resumed_from_elsewhere(elsewhere: Path) -> None:

@@ -77,6 +77,15 @@ def test_only_metadata_of_exported_models_is_overwritten(run: Path, tmp_path: Pa
     assert other.read_text() == '{"model": "mine"}' and not (tmp_path / "model.pt").exists()
 
 
+def test_other_files_are_not_overwritten(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sw.yaml"
+    file.write_text("base: {}")
+    for format in ("torch", "safetensors", "onnx"):
+        with pytest.raises(UserError, match=r"sw\.yaml exists and is not an exported model"):
+            fedflat.load(run).export(file, format=format)
+    assert file.read_text() == "base: {}" and [*tmp_path.iterdir()] == [file]
+
+
 def test_statistics_are_those_at_the_time_of_training(tmp_path: Path) -> None:
     def write(scale: float) -> None:
         rows = "".join(f"{scale * number},{number % 2}\n" for number in range(60))
@@ -169,6 +178,7 @@ def test_a_state_dict_fits_a_module_with_tied_weights_and_unsaved_buffers_exactl
     [
         (["--format", "torchscript"], "expected torch (a state_dict), safetensors"),
         (["--out", "weights.txt"], ".pt, .pth"),
+        (["--out", "."], ". is a folder; expected a file such as model.pt"),
         (["--average", "ema"], "expected one of server, wima(window=2)"),
         (["--round", "7"], "rounds: 0, 1, 2, 3"),
     ],

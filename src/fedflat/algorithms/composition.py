@@ -187,6 +187,8 @@ def algorithm(text: str) -> Algorithm:
     >>> algorithm("scaffold+sam(rho=0.1)") == algorithm("FedGAMMA")
     True
     """
+    if not text.strip():
+        raise UserError("the algorithm is empty; expected e.g. fedavg")
     calls = parse(text)
     # Load installed packages only if the text has names that are not known without them.
     if any(NAMED.spelling(call.name) is None and _slot_of(call.name) is None for call in calls):

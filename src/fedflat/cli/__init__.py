@@ -52,11 +52,21 @@ def main() -> None:
             exec("")  # clears CPython's record of an interrupt within exec(), which would end `python -m` by SIGINT
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes stdout again at exit. Redirected to /dev/null, this cannot fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         sys.exit(1)
+    except OSError as error:  # from the last flush
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        discard_output()
+        print(f"fedflat: cannot write output: {os.strerror(error.errno).lower()}", file=sys.stderr)
+        sys.exit(WRONG_REQUEST)
     except KeyboardInterrupt:
         sys.exit(interrupted_code())
+
+
+def discard_output() -> None:
+    """Connect stdout to /dev/null, since Python flushes it again at exit, which must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _replace_closed_streams() -> None:

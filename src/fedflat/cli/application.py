@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from fedflat import __version__
-from fedflat.cli import RUNS_FAILED, WRONG_REQUEST, Interrupted, interrupted_code
+from fedflat.cli import RUNS_FAILED, WRONG_REQUEST, Interrupted, discard_output, interrupted_code
 from fedflat.cli.shared.command_group import NAMES_FILE, CommandGroup, NoSuchOption, UsageError, keep_argument_help
 from fedflat.errors import SomeFailed, UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
@@ -83,6 +83,7 @@ def errors_as_messages() -> Iterator[None]:
         if error.filename is not None:
             raise _print_error(f"cannot use {error.filename}: {reason}", WRONG_REQUEST) from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            discard_output()
             raise _print_error(f"cannot write output: {reason}", WRONG_REQUEST) from None
         raise
 
@@ -124,7 +125,8 @@ class Application(CommandGroup):
         self._command_line = list(args)
         for forbidden in filter(None, map(forbidden_character, args)):
             raise UsageError(f"an argument contains {forbidden}; rename the file, or correct the command", ctx)
-        return super().parse_args(ctx, args)
+        with errors_as_messages():  # --version and --help print
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Invoke a command and report its errors as messages, three of them with a remedy.

@@ -33,7 +33,7 @@ from fedflat.data.sources import (
 )
 from fedflat.data.sources.source import DatasetSource, FileReport
 from fedflat.data.sources.source import data_dir as resolve_data_dir
-from fedflat.errors import UserError, one_of
+from fedflat.errors import UserError, no_folder, one_of
 from fedflat.registry import Registry
 from fedflat.text import parse_one, revise, write_value
 
@@ -159,7 +159,10 @@ def fetch(text: str, data_dir: str | Path | None = None, progress: Progress | No
         data_dir: the data directory; see ``fedflat.data.data_dir``.
         progress: called while bytes arrive with the file name, the bytes received and the total size if known.
     """
-    download_source(dataset_source(text), resolve_data_dir(data_dir), progress)
+    directory = resolve_data_dir(data_dir)
+    if directory.exists() and not directory.is_dir():
+        raise no_folder(directory, "the data folder")
+    download_source(dataset_source(text), directory, progress)
 
 
 def verify(text: str, data_dir: str | Path | None = None) -> tuple[FileReport, ...]:
@@ -188,8 +191,11 @@ def _ensure_complete(source: DatasetSource, directory: Path, download: bool, pro
     """
     if not source.missing(directory):
         return
+    if directory.exists() and not directory.is_dir():
+        raise no_folder(directory, "the data folder")
     if not download or not source.downloads:
         folder = "" if directory == resolve_data_dir(None) else f" --data-dir {shlex.quote(str(directory))}"
         command = f", or run 'fedflat data get {source.name}{folder}'" if source.downloads else ""
-        raise UserError(f"{source.name} is incomplete; {source.file_instructions(directory)}{command}")
+        problem = "incomplete" if directory.exists() else f"missing: there is no folder {directory}"
+        raise UserError(f"{source.name} is {problem}; {source.file_instructions(directory)}{command}")
     download_source(source, directory, progress)

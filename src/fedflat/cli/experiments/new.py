@@ -15,6 +15,7 @@ import typer
 from fedflat.cli.shared.flags import JSON
 from fedflat.cli.shared.screen import print_json
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.store.files import create_folder, write_atomically
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 RUN_ARGUMENTS = {
@@ -56,10 +57,15 @@ def new(
     if iskeyword(module) or module in sys.stdlib_module_names or find_spec(module):
         what = "a keyword of Python" if iskeyword(module) else "the name of an installed Python module"
         raise UserError(f"'{name}' is {what}; choose another name")
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     for path, template in files.items():
         text = Template((TEMPLATES / template).read_text(encoding="utf-8"))
-        path.write_text(text.substitute(name=name, module=module, title=title), encoding="utf-8")
+        try:
+            write_atomically(path, text.substitute(name=name, module=module, title=title))
+        except UserError:
+            for written in files:
+                written.unlink(missing_ok=True)  # none of them existed before
+            raise
     arguments = Template(RUN_ARGUMENTS[kind]).substitute(name=name)
     next_command = f"fedflat run {arguments} --plugin {quote(str(out / f'{module}.py'))} --rounds 5"
     if as_json:

@@ -53,9 +53,11 @@ def report(
 
     Example: fedflat report runs/first --target 0.9 --baseline fedavg
     """
+    from fedflat.experiment.store.files import require_no_file
     from fedflat.reporting.page.gather import gather, group_runs
     from fedflat.reporting.page.page import write_report
 
+    require_no_file(out)  # before the slow work
     gathered = gather(runs)
     if not (quiet or as_json):
         for _, reason in gathered.left_out:

@@ -51,7 +51,7 @@ def tune(
     from fedflat.experiment.campaign.sweep_file import read_sweep
     from fedflat.experiment.campaign.tune import check_folder, evaluate_best, plan_search
 
-    search = plan_search(read_sweep(file), out or RUNS / slug(file))
+    search = plan_search(read_sweep(file), out or RUNS / slug(file), file)
     if dry_run:
         check_folder(search)
         _print_plan(search, as_json)

@@ -15,7 +15,7 @@ from fedflat.cli.shared.completion import complete_run
 from fedflat.cli.shared.flags import JSON
 from fedflat.cli.shared.one_run import STATUS_STYLE, current_status
 from fedflat.cli.shared.screen import print_json, screen, shown_bytes, shown_metric, shown_seconds, table, with_unit
-from fedflat.errors import UserError
+from fedflat.errors import UserError, no_folder
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -81,7 +81,7 @@ def watch(
     """
     for path in runs:
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}; expected a run folder, or a folder that contains runs")
+            raise no_folder(path, "a run folder, or a folder that contains runs")
     watched, console = read_runs(runs, report_errors=True), screen()
     if as_json:
         print_json([vars(run) for run in watched])

@@ -82,7 +82,7 @@ def get(name: str = NAME, folder: Path | None = DATA_DIR, as_json: bool = JSON) 
 
     Example: fedflat data get cifar10
     """
-    from fedflat.data import data_dir, fetch, names, spell_dataset
+    from fedflat.data import DATASETS, data_dir, fetch, names, spell_dataset
     from fedflat.errors import one_of
 
     name = spell_dataset(name)
@@ -92,6 +92,8 @@ def get(name: str = NAME, folder: Path | None = DATA_DIR, as_json: bool = JSON) 
         fetch(name, folder, downloads.progress)
     if as_json:
         print_json({"name": name, "folder": data_dir(folder)})
+    elif not DATASETS[name].files:
+        print(f"{name} is built in and has no files")
     else:
         print(f"{name} is complete in {data_dir(folder)}")
 

@@ -140,15 +140,20 @@ class Trial(NamedTuple):
         return f"trial {self.number}: {describe(rounded)}"
 
 
-def plan_search(file: SweepFile, out: Path) -> Search:
+def plan_search(file: SweepFile, out: Path, where: object = "the file") -> Search:
     """Build the search that a sweep file describes, without writing anything.
+
+    Args:
+        file: its content.
+        out: the folder of the search.
+        where: name of the file, for messages.
 
     Raises:
         UserError: the file contradicts itself or does not describe a valid search.
     """
     if file.tune is None:
         raise UserError(
-            "the file has no tune section; add one with a space to search, for example {lr: {low: 0.01, high: 1}}"
+            f"{where} has no tune section; add one with a space to search, for example {{lr: {{low: 0.01, high: 1}}}}"
         )
     if file.grid or file.entries or file.exclude or file.branch:
         raise UserError("a file with tune cannot have grid, list, exclude or branch; put them in another file")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, no_folder
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.files import LOCK_FILE, explain_os_error, locked
 from fedflat.experiment.store.run_collection import runs_below
@@ -56,7 +56,7 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
     """Yield every run folder at or below the given folders, without links; each of them must contain a run."""
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"there is no folder {path}; expected a folder of runs, for example runs")
+            raise no_folder(path, "a folder of runs, for example runs")
         runs = [run for run in runs_below(path) if RunFolder(run).exists and (run == path or not run.is_symlink())]
         if not runs:
             raise UserError(f"there are no runs in {path}; expected a folder of runs, for example runs")

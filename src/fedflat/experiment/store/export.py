@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedflat.data import Dataset, normalise
 from fedflat.engines.problem.token_model import adapt
 from fedflat.errors import UserError, first_line
-from fedflat.experiment.store.files import create_folder, write_atomically
+from fedflat.experiment.store.files import create_folder, require_regular, write_atomically
 from fedflat.models import merge_adapters
 from fedflat.models.peft_adapters import CONFIG_FILE, WEIGHTS_FILE, save_peft_adapter
 
@@ -40,6 +40,8 @@ def format_of(path: Path, wanted: str | None = None) -> Format:
     by_extension = ENDINGS.get(path.suffix)
     if wanted is None:
         if by_extension is None:
+            if path.is_dir():
+                raise UserError(f"{path} is a folder; expected a file such as {path / 'model.pt'}")
             raise UserError(
                 f"cannot tell the format of {path.name}; use an extension out of {', '.join(ENDINGS)}, or pass a format"
             )
@@ -65,11 +67,15 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, descr
             file.
 
     Raises:
-        UserError: the JSON file exists and does not describe an exported model.
+        UserError: the file or the JSON file exists and is not that of an exported model.
     """
-    description_file = path.with_name(f"{path.name}.json")
-    if format == "torch":
-        _require_replaceable(description_file)
+    _require_replaceable(path)
+    description_file = _description_file(path)
+    if format == "torch" and description_file.exists() and not _describes_export(description_file):
+        raise UserError(
+            f"{description_file} exists and does not describe an exported model; the export would overwrite it; "
+            "move it, or choose another file name for the model"
+        )
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if format == "safetensors":
         content = save(copies, {"format": "pt", "fedflat": json.dumps(description)})
@@ -84,18 +90,26 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, descr
 
 
 def _require_replaceable(file: Path) -> None:
-    """Raise a ``UserError`` if a JSON file exists that does not describe an exported model."""
-    if not file.exists():
-        return
+    """Raise a ``UserError`` if a file exists that does not look like an exported model."""
+    require_regular(file)
+    if file.exists() and file.suffix not in ENDINGS and not _describes_export(_description_file(file)):
+        raise UserError(
+            f"{file} exists and is not an exported model; move it, or choose a name that ends in {', '.join(ENDINGS)}"
+        )
+
+
+def _description_file(path: Path) -> Path:
+    """The JSON file that describes a model exported for torch."""
+    return path.with_name(f"{path.name}.json")
+
+
+def _describes_export(file: Path) -> bool:
+    """Whether a JSON file exists and describes an exported model."""
     try:
         description = json.loads(file.read_text())
     except (OSError, ValueError):
-        description = None
-    if not (isinstance(description, dict) and {"model", "algorithm", "rounds"} <= description.keys()):
-        raise UserError(
-            f"{file} exists and does not describe an exported model; the export would overwrite it; "
-            "move it, or choose another file name for the model"
-        )
+        return False
+    return isinstance(description, dict) and {"model", "algorithm", "rounds"} <= description.keys()
 
 
 def write_onnx(path: Path, network: nn.Module, data: Dataset, description: Mapping[str, Any]) -> None:
@@ -108,7 +122,11 @@ def write_onnx(path: Path, network: nn.Module, data: Dataset, description: Mappi
         network: the model.
         data: the dataset it was trained on.
         description: what the model is, for the metadata.
+
+    Raises:
+        UserError: the model cannot be exported, or the file exists and is not an exported model.
     """
+    _require_replaceable(path)
     missing = [package for package in ("onnx", "onnxscript") if importlib.util.find_spec(package) is None]
     if missing:
         raise UserError(f"ONNX export needs {' and '.join(missing)}; install with: {INSTALL}")

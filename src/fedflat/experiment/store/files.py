@@ -14,14 +14,16 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, similar_file
 from fedflat.operating_system import BINARY, sync_folder
 from fedflat.yaml_text import load_yaml
 
+_AGAIN = "and start again (continue a run with fedflat resume)"
 _ADVICE = {
     "Permission denied": "make it writable, or choose another folder",
-    "No space left on device": "free some space",
-    "File too large": "raise the limit on file sizes (ulimit -f)",
+    "No space left on device": f"free some space {_AGAIN}",
+    "Disk quota exceeded": f"free some space {_AGAIN}",
+    "File too large": f"raise the limit on file sizes (ulimit -f) {_AGAIN}",
 }
 """What to do about an ``OSError``, by its ``strerror``."""
 
@@ -37,10 +39,8 @@ def explain_os_error(path: Path, doing: str = "write") -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        advice = _ADVICE.get(reason, "choose another folder with --out")
-        raise UserError(
-            f"cannot {doing} {path}: {reason.lower()}; {advice} and start again (continue a run with fedflat resume)"
-        ) from None
+        advice = _ADVICE.get(reason, "choose another folder")
+        raise UserError(f"cannot {doing} {path}: {reason.lower()}; {advice}") from None
 
 
 def require_folder(file: Path) -> None:
@@ -49,8 +49,17 @@ def require_folder(file: Path) -> None:
         raise UserError(f"{file} cannot be written: folder {file.parent} does not exist; create it first")
 
 
+def require_no_file(folder: Path) -> None:
+    """Raise a ``UserError`` if a path, or one of its parents, is a file and thus cannot be a folder."""
+    with explain_os_error(folder, "create the folder"):
+        existing = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise UserError(f"{existing} is a file; expected a folder")
+
+
 def create_folder(path: Path) -> None:
     """Create a folder and its parents; durable on return."""
+    require_no_file(path)
     with explain_os_error(path, "create the folder"):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -61,7 +70,8 @@ def create_folder(path: Path) -> None:
 def write_atomically(path: Path, data: bytes | str, exclusive: bool = False, mode: int = 0o666) -> None:
     """Write a file atomically: to a temporary file first, which replaces ``path`` once its content is on disk.
 
-    A killed process or a power failure thus leaves either the old content or the new one, never a mixture.
+    A killed process or a power failure thus leaves either the old content or the new one, never a mixture. A symlink
+    stays, and the file it points to is written.
 
     Args:
         path: the file.
@@ -69,7 +79,13 @@ def write_atomically(path: Path, data: bytes | str, exclusive: bool = False, mod
         exclusive: whether a lock keeps others from writing the file at the same time. The temporary file then has a
             fixed name, so that the next write replaces one that a killed process has left.
         mode: permissions of the file, before the umask is applied.
+
+    Raises:
+        UserError: ``path`` exists and is not a regular file, e.g. a folder or a fifo; or it cannot be written.
     """
+    require_regular(path)
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))
     owner = "" if exclusive else f".{os.getpid()}-{threading.get_ident()}"
     temporary = path.with_name(f"{path.name}{owner}.part")
     with explain_os_error(path):
@@ -79,6 +95,14 @@ def write_atomically(path: Path, data: bytes | str, exclusive: bool = False, mod
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def require_regular(path: Path) -> None:
+    """Raise a ``UserError`` if a path exists and is neither a regular file nor a symlink to one or to nothing."""
+    with explain_os_error(path):
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise UserError(f"{path} is {kind}; choose another name")
 
 
 def rename(path: Path, target: Path) -> None:
@@ -155,6 +179,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of settings; raises a ``UserError`` unless it contains a mapping."""
     try:
         values = load_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}{similar_file(path)}; expected a YAML file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder; expected a YAML file") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
