@@ -213,12 +213,15 @@ def test_clients_keep_their_examples() -> None:
     assert torch.equal(made.test.inputs, data[0][0])
 
 
+FEW: dict[str, Any] = {"data": {"clients": 2}, "federation": {"clients_per_round": 2}}
+
+
 def test_clients_of_a_dataset_keep_their_examples_unless_told_otherwise() -> None:
     made, settings = from_clients(clients(3)), {"model": module(), "rounds": 1, "workers": 1}
     config = fedflat.run("fedavg", dataset=made, **settings).config
     assert (config.data.partition, config.data.clients, config.federation.clients_per_round) == ("natural", 3, 3)
     settings["clients_per_round"] = 2
-    for given in ({"partition": "iid", "clients": 2}, {"data": {"clients": 2}}, {"base": Config(data={"clients": 2})}):
+    for given in ({"partition": "iid", "clients": 2}, {"data": {"clients": 2}}, {"base": Config(**FEW)}):
         changed = fedflat.run("fedavg", dataset=made, **settings, **given).config.data
         assert changed.partition != "natural" and changed.clients == 2
 

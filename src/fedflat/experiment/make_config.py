@@ -187,7 +187,7 @@ def prepare(
     groups = None if user_dataset is None else user_dataset.train.groups
     given = {full_name(name) for name in _given(settings)}
     if groups is not None and base is None and not given & {"data.partition", "data.clients"}:
-        settings = keep_clients(settings, len(groups.unique()), has_base=False)
+        settings = keep_clients(settings, len(set(groups.tolist())), has_base=False)
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)
     return config, {"data": user_dataset, "model": user_model, "task": user_task}
 
