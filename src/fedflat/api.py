@@ -56,7 +56,8 @@ def run(
         base: a YAML file or ``Config`` that provides the settings not given here.
         out: a new folder for config, metrics, checkpoints and models. Without one, the result exists only in memory.
         dataset: the name of a dataset (list: ``fedflat data list``), the path of a file, or a ``Dataset`` from
-            ``fedflat.data.from_arrays``, ``from_clients``, ``from_texts`` or ``from_torch``.
+            ``fedflat.data.from_arrays``, ``from_clients``, ``from_texts`` or ``from_torch``. The clients of such a
+            dataset keep their examples unless you pass ``partition`` or another number of ``clients``.
         model: the name of a model (list: ``fedflat models``), or a ``torch.nn.Module``, which is copied.
         task: loss and metrics, e.g. ``"mse"``, ``"f1"`` or ``Huber(delta=2)``; default: by target type.
         callbacks: one or several observers, called after every round and evaluation.

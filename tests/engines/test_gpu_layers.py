@@ -126,11 +126,12 @@ def test_only_blocks_of_group_norms_and_a_relu_are_fused() -> None:
 
     assert type(with_gpu_layers(block_of("resnet18"))) is FusedBasicBlock
     assert type(with_gpu_layers(block_of("resnet18(norm=batch)"))) is BasicBlock
-    changed, longer, hooked = block_of("resnet18"), block_of("resnet18"), block_of("resnet18")
+    changed, longer, hooked, hooked_norm = (block_of("resnet18") for _ in range(4))
+    hooked_norm.residual[1].register_forward_hook(lambda module, inputs, output: output / 2)
     changed.residual[2] = nn.GELU()
     longer.residual.append(nn.Dropout(0.1))
     hooked.residual.register_forward_hook(lambda module, inputs, output: output / 2)
-    assert all(type(with_gpu_layers(block)) is BasicBlock for block in (changed, longer, hooked))
+    assert all(type(with_gpu_layers(block)) is BasicBlock for block in (changed, longer, hooked, hooked_norm))
 
 
 class Winding(nn.Module):

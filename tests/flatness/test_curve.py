@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 
 import pytest
@@ -162,3 +163,20 @@ def test_curves_that_are_not_defined_are_rejected() -> None:
 def test_models_that_mix_positions_and_units_are_not_aligned(layers: tuple[nn.Module, ...]) -> None:
     with pytest.raises(UserError, match="cannot be aligned"):
         aligned(nn.Sequential(*layers), nn.Sequential(*layers))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(1, 3), nn.Linear(144, 3)),
+        (nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3)),
+        (nn.Flatten(), nn.AvgPool1d(2), nn.Linear(32, 6), nn.ReLU(), nn.Linear(6, 3)),
+    ],
+    ids=["explicit dimensions", "pooling of flattened positions", "pooling of inputs"],
+)
+def test_flattening_and_pooling_that_keep_the_order_of_units(layers: tuple[nn.Module, ...]) -> None:
+    first, second = nn.Sequential(*layers), copy.deepcopy(nn.Sequential(*layers))
+    for parameter in second.parameters():
+        nn.init.normal_(parameter)
+    inputs = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(aligned(second, first)(inputs), second(inputs))

@@ -333,6 +333,8 @@ def test_weights_of_16_bits_and_losses_without_gradient_are_rejected() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         with pytest.raises(UserError, match=r"model\.float\(\)"):
             Objective(nn.Linear(4, 3).to(dtype), F.cross_entropy, data)
+    frozen = nn.Linear(4, 4).bfloat16().requires_grad_(False)
+    assert Objective(nn.ModuleList([frozen, nn.Linear(4, 3)]), F.cross_entropy, data).size == 15
     accuracy = Objective(nn.Linear(4, 3), lambda output, target: (output.argmax(1) == target).float().mean(), data)
     with pytest.raises(UserError, match="expected a smooth loss"):
         accuracy.gradient()

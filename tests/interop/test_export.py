@@ -84,6 +84,8 @@ def test_other_files_are_not_overwritten(run: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"sw\.yaml exists and is not an exported model"):
             fedflat.load(run).export(file, format=format)
     assert file.read_text() == "base: {}" and [*tmp_path.iterdir()] == [file]
+    for format in ("torch", "safetensors", "onnx") * 2:
+        fedflat.load(run).export(tmp_path / format, format=format)
 
 
 def test_statistics_are_those_at_the_time_of_training(tmp_path: Path) -> None:

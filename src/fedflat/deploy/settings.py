@@ -151,7 +151,8 @@ def check_cohorts(config: Config, clients: int, deployment: Deployment) -> None:
             f"{smallest_round}; lower it or raise federation.clients_per_round"
         )
     largest = max(cohort_sizes.values())
-    if quorum is not None and quorum > largest:
+    # All clients, not only the cohort, are asked for validation scores.
+    if quorum is not None and quorum > largest and not deployment.validation:
         raise UserError(
             f"deploy.quorum={quorum}, but at most {largest} clients take part in a round, so it would have no effect; "
             "lower it, remove it, or raise federation.clients_per_round"

@@ -167,7 +167,7 @@ def prepare(
     """Convert the arguments of ``fedflat.run`` to a config and the user-supplied objects, as arguments of ``Run``.
 
     A dataset, model or task given as text is a setting. Any other value is a user-supplied object. The natural clients
-    of such a dataset keep their examples, unless a base, the partition or the number of clients is given.
+    of such a dataset keep their examples, unless a base, the partition or another number of clients is given.
     """
     if algorithm is not None:
         as_algorithms([algorithm])
@@ -185,9 +185,11 @@ def prepare(
         data = make_config(base, {**settings, "partition": "centralised"}).data
         settings["partition"] = from_flower(settings["partition"], user_dataset or load(data.dataset, data.dir))
     groups = None if user_dataset is None else user_dataset.train.groups
-    given = {full_name(name) for name in _given(settings)}
-    if groups is not None and base is None and not given & {"data.partition", "data.clients"}:
-        settings = keep_clients(settings, len(set(groups.tolist())), has_base=False)
+    if groups is not None and base is None:
+        clients = len(set(groups.tolist()))
+        given = {full_name(name): value for name, value in flat(settings)}
+        if "data.partition" not in given and given.get("data.clients", clients) == clients:
+            settings = keep_clients(settings, clients, has_base=False)
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)
     return config, {"data": user_dataset, "model": user_model, "task": user_task}
 

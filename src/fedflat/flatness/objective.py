@@ -92,7 +92,8 @@ class Objective:
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:
             raise UserError("this model has no trainable parameters, so there is nothing to measure")
-        if any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in module.parameters()):
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in trainable):
             raise UserError(
                 "this model has weights of 16 bits, too few to measure curvature; convert the model with "
                 "model.float(), and floating-point data likewise"

@@ -33,8 +33,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
     ``missing`` is the number of runs of the comparison that have not begun.
     """
     rows, targets = [], list(dict.fromkeys(targets))
-    tables = zip(comparison.table(targets), comparison.rows(), comparison.differing_settings(), strict=True)
-    for row, runs_of_row, settings in tables:
+    for row, runs_of_row in zip(comparison.table(targets), comparison.rows(), strict=True):
         rounds_to = []
         for target in targets:
             median, reached, total = row.pop(f"rounds to {target:g}")
@@ -49,7 +48,7 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
         last = {
             name: asdict(seed_statistics(list(values.values()))) for name, values in runs_of_row.last_metrics.items()
         }
-        rows.append({**row, "last_metrics": last, "rounds_to": rounds_to, "settings": settings})
+        rows.append({**row, "last_metrics": last, "rounds_to": rounds_to})
     runs = [
         {
             "folder": folder_of(record),

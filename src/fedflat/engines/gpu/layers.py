@@ -141,7 +141,8 @@ def _suits_fusion(block: BasicBlock) -> bool:
         return False
     _, first_norm, activation, _, second_norm = block.residual
     norms = {_replacement(first_norm), _replacement(second_norm)}
-    return norms == {ChannelsLastGroupNorm} and type(activation) is nn.ReLU and not is_changed(activation)
+    is_default = norms == {ChannelsLastGroupNorm} and type(activation) is nn.ReLU
+    return is_default and not any(map(is_changed, (first_norm, activation, second_norm)))
 
 
 def _suits_patches(layer: nn.Conv2d) -> bool:

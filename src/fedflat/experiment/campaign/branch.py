@@ -107,7 +107,7 @@ def branch_point(text: str) -> BranchPoint:
         raise UserError(
             f"{run} used Python objects, which a command cannot rebuild; branch it in Python: "
             f"fedflat.compare(ALGORITHMS, base='{run / 'config.yaml'}', dataset=..., model=..., "
-            f"init='{run / model_file('server')}', init_rounds={record.rounds})"
+            f"init='{run / model_file('server')}', init_rounds={record.rounds}, rounds=...)"
         )
     RunFolder(run).load_plugins()
     available = branchable_rounds(run)

@@ -92,10 +92,17 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, descr
 def _require_replaceable(file: Path) -> None:
     """Raise a ``UserError`` if a file exists that does not look like an exported model."""
     require_regular(file)
-    if file.exists() and file.suffix not in ENDINGS and not _describes_export(_description_file(file)):
+    if file.exists() and file.suffix not in ENDINGS and not _is_model_file(file):
         raise UserError(
             f"{file} exists and is not an exported model; move it, or choose a name that ends in {', '.join(ENDINGS)}"
         )
+
+
+def _is_model_file(file: Path) -> bool:
+    """Whether a file starts like one of torch (a ZIP archive), safetensors (the length of a JSON text) or ONNX."""
+    with file.open("rb") as stream:
+        start = stream.read(9)
+    return start.startswith(b"PK") or start[8:] == b"{" or start[:1] == b"\x08"
 
 
 def _description_file(path: Path) -> Path:

@@ -217,10 +217,10 @@ def spectrum_of(
     if compile not in COMPILE:
         raise one_of("compile mode", compile, COMPILE)
     count = min(COUNT, objective.size) if count is None else count
-    if not isinstance(count, int) or not 1 <= count <= objective.size:
+    if count != int(count) or not 1 <= count <= objective.size:
         raise UserError(
             f"cannot compute {count} eigenvalues of a model with {objective.size} parameters; "
-            f"expected 1 to {objective.size}"
+            f"expected an integer from 1 to {objective.size}"
         )
     check_draws(trace_draws or DRAWS, trace_estimator, "trace_draws", or_none="0 for no trace, or ")
     start = time.monotonic()

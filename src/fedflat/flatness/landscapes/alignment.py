@@ -22,7 +22,8 @@ from fedflat.flatness.landscapes.points import require_same_shapes
 from fedflat.models.layout import Layout
 from fedflat.randomness import generator
 
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WEIGHTED = (nn.Linear, *CONVOLUTIONS)
 NORMALISED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 POOLING = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
@@ -129,7 +130,7 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
             # Positions of a linear layer's output come before its units, so that flattening interleaves the units.
             if isinstance(previous, nn.Linear) and part.weight.shape[1] != layers[-1].units:
                 raise _not_alignable(f"{name} has {part.weight.shape[1]} inputs for {layers[-1].units} linear units")
-            if layers and isinstance(part, nn.Linear) and not isinstance(previous, nn.Linear) and not is_flat:
+            if isinstance(part, nn.Linear) and isinstance(previous, CONVOLUTIONS) and not is_flat:
                 raise _not_alignable(f"{name} is applied to the positions of a convolution's output, not its channels")
             if layers:
                 layers[-1].next_weight = names[0]
@@ -140,9 +141,7 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
                 raise _not_alignable(f"{name} does not normalise the units of a hidden layer")
             layers[-1].outputs += names
         elif isinstance(part, nn.Flatten):
-            is_flat = (part.start_dim, part.end_dim) == (1, -1)
-            if layers and not is_flat:
-                raise _not_alignable(f"{name} does not flatten all dimensions of an example")
+            is_flat |= isinstance(previous, CONVOLUTIONS) and _flattens_examples(part, previous.weight.ndim)
         elif isinstance(part, POOLING):
             if isinstance(previous, nn.Linear) or is_flat:
                 raise _not_alignable(f"{name} pools over units instead of positions")
@@ -151,6 +150,11 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
     if len(layers) < 2:
         raise _not_alignable("the model has no hidden layer")
     return layers[:-1]  # outputs of the last layer are classes, whose order is fixed
+
+
+def _flattens_examples(layer: nn.Flatten, ndim: int) -> bool:
+    """Whether a layer makes a vector of each example of a batch with ``ndim`` dimensions."""
+    return (layer.start_dim % ndim, layer.end_dim % ndim) == (1, ndim - 1)
 
 
 def _chain(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -154,7 +154,7 @@ def seed_statistics(values: Sequence[float]) -> SeedStatistics:
 
 
 LEVEL, POWER = 0.95, 0.8
-"""Confidence level of intervals."""
+"""Confidence level of intervals, and power of the detectable effect."""
 BOOTSTRAP_DRAWS = 10_000
 MIN_SIGNED_RANK_PAIRS = 6
 """Number of pairs from which the signed-rank test is used; with 5 its smallest p-value is 2 / 2^5 = 0.0625."""
