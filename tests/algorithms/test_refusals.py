@@ -205,10 +205,10 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fedsam(rho=big)": ("rho=big", "number"),
     "fedsam(rho=none)": ("rho=none", "number"),
     "fedavg+wima(window=2.5)": ("window=2.5", "integer"),
-    "fedsam(rho=0.1": ("'fedsam(rho=0.1'", "'(rho=0.1'"),
+    "fedsam(rho=0.1": ("'fedsam(rho=0.1'", "missing )"),
     "fedsam(rho=0.1,rho=0.2)": ("'rho'", "twice"),
     "fedavg+": ("name(parameter=value)",),
-    "": ("name(parameter=value)",),
+    "": ("empty", "fedavg"),
 }
 
 

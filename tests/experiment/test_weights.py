@@ -88,7 +88,7 @@ def test_files_without_weights_are_rejected(tmp_path):
 def test_fresh_head_includes_auxiliary_heads():
     other, network = (fedflat.models.build("bisenetv2(width=0.1)", (3, 32, 32), classes) for classes in (5, 3))
     with pytest.raises(fedflat.UserError, match="init_head=fresh"):
-        load_tensors(network, "bisenetv2", other.state_dict(), "a file")
+        load_tensors(network, "bisenetv2", other.state_dict(), "a file", fresh_head=False)
     before = network.auxiliary[3][1].weight.clone()
     load_tensors(network, "bisenetv2", other.state_dict(), "a file", fresh_head=True)
     assert torch.equal(network.auxiliary[3][1].weight, before)
