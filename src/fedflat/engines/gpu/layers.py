@@ -136,7 +136,7 @@ def _replacement(layer: nn.Module) -> type[nn.Module] | None:
 
 
 def _suits_fusion(block: BasicBlock) -> bool:
-    """Whether a block has GroupNorm layers and a ReLU between its convolutions, as it is built by default."""
+    """Whether a block is unmodified and has GroupNorm layers."""
     if len(block.residual) != 5 or is_changed(block.residual):
         return False
     _, first_norm, activation, _, second_norm = block.residual
