@@ -370,7 +370,8 @@ def report(
         title: title of the page.
         targets: one or several metric values; also report the rounds needed to reach each, e.g. ``[0.8, 0.9]``.
         baseline: the row that others are compared with, e.g. ``"fedavg"``; default: the first.
-        by: compare by ``"mean_last"`` (mean of the last 10 % of evaluations), ``"last"`` or ``"best"``.
+        by: compare by ``"mean_last"`` (mean of the last 10 % of evaluations), ``"last"``, ``"best"`` or
+            ``"at_best_validation"``.
         apart: allow runs with different data or partitions, in separate sections.
         columns: columns of results tables, e.g. ``["mean_last", "best"]`` or ``"last,best"``; default: all (LaTeX: 2).
         labels: display names, e.g. ``{"mine": "Mine (ours)"}``; default: as in the algorithm's paper.

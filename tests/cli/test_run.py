@@ -137,6 +137,19 @@ def test_an_unfinished_run_is_shown_with_the_resume_command(fedflat, small):
     assert "no checkpoint yet; starting from round 0" in fedflat("resume", folder).stderr
 
 
+def test_results_on_validation_data_and_unseen_clients_are_shown(fedflat, small):
+    parts = ["--partition", "iid+held-out(0.2)", "--set", "data.validation=0.2"]
+    shown = " ".join(fedflat("run", "fedavg+ema", *small, *parts, "--out", "r").stdout.split())
+    assert "at best last last" in shown and "validation on validation on unseen" in shown and "over test" not in shown
+    document = json.loads(fedflat("show", "r", "--json").stdout)
+    entry = library.load("r").history[-1]
+    assert document["last_validation_metrics"] == entry["validation"]
+    assert document["last_unseen_metrics"] == entry["unseen"]
+    assert f"{100 * entry['unseen']['ema']['accuracy']:.2f}" in shown
+    table = fedflat("compare", "fedavg", "fedprox", *small, *parts, "--out", "c").stdout
+    assert "at best" in table and json.loads(fedflat("show", "c", "--json").stdout)["rows"][0]["at_best_validation"]
+
+
 def test_a_run_with_a_custom_task_is_resumed_and_evaluated_in_python(fedflat):
     class Doubled(library.Classification):
         def loss(self, output, target):

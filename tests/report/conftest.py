@@ -52,6 +52,8 @@ def write_run(source: Path, folder: Path, values: Sequence[float], algorithm: st
         }
         for rounds, value in enumerate(values)
     ]
+    for line, value in zip(lines, more.get("validation", ()), strict=False):
+        line["validation"] = {"server": {"loss": 1 - value, "accuracy": value}}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "partition.json").write_text(json.dumps(partition))

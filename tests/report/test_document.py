@@ -357,6 +357,24 @@ def test_latex_tables_fit_a_column_and_emphasise_the_best(document, section):
     assert r"\begin{table}[t]" in differences and "\nfedsam & +2.00 & $-$0.48 to +4.48 & 0.074 \\\\\n" in differences
 
 
+def test_runs_with_a_validation_split_are_compared_at_their_best_validation_value(clone, tmp_path, document, section):
+    split = {"data": {"validation": 0.1}}
+    for seed, values in enumerate([(0.3, 0.7, 0.6), (0.3, 0.5, 0.8)]):
+        clone("fedavg", seed, values, validation=(0.1, 0.9, 0.2), **split)
+        clone("fedsam", seed, [value / 2 for value in values], validation=(0.1, 0.2, 0.9), **split)
+    validated = report_document(gather([tmp_path / "runs"]), by="at_best_validation")
+    (one,) = validated["sections"]
+    assert [row["spread"]["at_best_validation"]["mean"] for row in one["rows"]] == pytest.approx([0.6, 0.35])
+    (difference,) = one["differences"]
+    assert difference["pair"]["differences"] == pytest.approx((0.3 - 0.7, 0.4 - 0.5))
+    table = result_table(one, ())
+    assert "at_best_validation" in table.heads and "60.00 ± 14.14" in table.rows[0]
+    assert "<th" in report_page(validated) and "at best validation" in report_page(validated)
+    assert "at_best_validation" not in result_table(section, document["targets"]).heads
+    with pytest.raises(UserError, match=r"at_best_validation needs runs with a validation split; set data\.validation"):
+        report_document(gather([clone("scaffold", 0, [0.1, 0.2], name="without")]), by="at_best_validation")
+
+
 def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
     results = result_table(section, document["targets"])
     wide = latex_table(results.select(["mean_last", "best", "rounds_to_0.7", "rounds_to_0.86"]), "tab:results")

@@ -39,6 +39,18 @@ def test_the_mean_covers_the_last_tenth_of_all_evaluations(rounds: int, every: i
     assert (average.mean_last, average.mean_count) == (0.9, 1)
 
 
+def test_the_first_evaluation_with_the_best_validation_value_is_selected() -> None:
+    losses = zip([0.5, 0.9, 0.7, 0.6, 0.4], [3.0, 1.0, 2.0, 1.0, None], strict=True)
+    history = [
+        {"round": r, "test": {"server": {"loss": test}}, "validation": {"server": {"loss": value}}}
+        for r, (test, value) in enumerate(losses)
+    ]
+    assert summarise(history, "server", "loss", lower_is_better=True).at_best_validation == 0.9
+    assert summarise(history, "server", "loss", lower_is_better=False).at_best_validation == 0.5
+    unvalidated = [entry | {"validation": {}} for entry in history]
+    assert summarise(unvalidated, "server", "loss", lower_is_better=True).at_best_validation is None
+
+
 def test_pairs_use_only_common_seeds():
     pair = compare_paired({0: 1.0, 1: 2.0, 5: 9.0}, {1: 1.5, 0: 0.0, 7: 3.0})
     assert pair.seeds == (0, 1)

@@ -141,8 +141,10 @@ class Comparison:
         summaries = [summarise(record.history, model, metric, lower_is_better) for record in row.averaged]
         evaluated = [summary for summary in summaries if summary is not None]
         if evaluated:
-            for name in ("last", "mean_last", "best"):
-                values[name] = seed_statistics([getattr(summary, name) for summary in evaluated])
+            for name in ("last", "mean_last", "best", "at_best_validation"):
+                known = [value for summary in evaluated if (value := getattr(summary, name)) is not None]
+                if known:  # only runs with a validation split have a value at the best validation value
+                    values[name] = seed_statistics(known)
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
             needed = costs_to_target(row, metric, target, lower_is_better)

@@ -49,12 +49,14 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return an HTML table of the evaluated models, which notebooks show."""
-        columns = ("model", f"last {with_unit(self.metric)}", "mean of the last evaluations", "best")
+        best = "at_best_validation" if self.config.data.validation else "best"
+        columns = ("model", f"last {with_unit(self.metric)}", "mean of the last evaluations", best.replace("_", " "))
         rows = []
         for name, summary in self._summaries().items():
-            values = (summary.last, summary.mean_last, summary.best)
-            last, mean, best = (shown_metric(value, self.metric) for value in values)
-            rows.append((name, last, f"{mean} (n={summary.mean_count})", best))
+            last, mean, chosen = (
+                shown_metric(getattr(summary, key), self.metric) for key in ("last", "mean_last", best)
+            )
+            rows.append((name, last, f"{mean} (n={summary.mean_count})", chosen))
         return html_table(self._title(), columns, rows)
 
     def _title(self) -> str:

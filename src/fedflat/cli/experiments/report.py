@@ -24,7 +24,10 @@ def report(
     target: list[float] = TARGETS,
     baseline: str | None = optional("--baseline", "row that others are compared with", "the first", metavar="ROW"),
     by: str = typer.Option(
-        "mean_last", "--by", metavar="FIGURE", help="value for differences and ranks: mean_last, last or best"
+        "mean_last",
+        "--by",
+        metavar="FIGURE",
+        help="value for differences and ranks: mean_last, last, best or at_best_validation",
     ),
     apart: bool = typer.Option(
         False, "--apart", help="allow several partitions, one section each, without comparing across"

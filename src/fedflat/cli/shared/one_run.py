@@ -32,6 +32,8 @@ CURVE = "curve.png"
 """File of the learning curve in a run folder."""
 MAX_OTHER_METRICS = 3
 """Largest number of metrics shown in addition to the primary one."""
+OTHER_SETS = ("validation", "unseen")
+"""Sets of examples that a run may be evaluated on besides the test set; ``unseen``: of clients that never train."""
 COSTS = ("backward_passes", "samples", "bytes_down", "bytes_up")
 STATUS_STYLE = {
     "finished": "green",
@@ -81,6 +83,7 @@ def run_document(record: Record) -> dict[str, Any]:
         "metric": metric,
         "lower_is_better": record.lower_is_better,
         "last_metrics": last.get("test", {}),
+        **{f"last_{name}_metrics": last[name] for name in OTHER_SETS if name in last},
         "models": {name: None if summary is None else vars(summary) for name, summary in summaries.items()},
         "seconds": round(record.seconds, 3),
         "flatness_seconds": flatness_seconds,
@@ -115,7 +118,7 @@ def print_run(record: Record, settings: bool = False) -> None:
         console.print()
     # The values of a run that diverged before its first evaluated round are those of the initial model.
     if document["models"] and not (is_diverged and len(record.history) == 1):
-        _print_models(document["models"], metric, document["last_metrics"])
+        _print_models(document, metric)
         console.print()
         print_row_warnings(Comparison([record]))
     console.print(
@@ -172,16 +175,15 @@ def print_row_warnings(comparison: Comparison) -> None:
             screen().print(f"{warning}: {', '.join(names)}.", style="yellow")
 
 
-def _print_models(
-    models: dict[str, dict[str, Any] | None], metric: str, last_metrics: dict[str, dict[str, Any]]
-) -> None:
-    """Print one row per evaluated model; n is the number of evaluations that its mean covers.
+def _print_models(document: dict[str, Any], metric: str) -> None:
+    """Print one row per evaluated model of a run's document; n is the number of evaluations that its mean covers.
 
-    Args:
-        models: the summary of each model; None if it has not been evaluated yet.
-        metric: name of the metric, which determines the format.
-        last_metrics: all metrics of the last evaluation, by model; up to ``MAX_OTHER_METRICS`` others are shown, too.
+    A model that has not been evaluated yet has an empty row. The last values of up to ``MAX_OTHER_METRICS`` other
+    metrics, and of ``metric`` on further sets of examples, are shown, too.
     """
+    models, last_metrics = document["models"], document["last_metrics"]
+    sets = {name: scores for name in OTHER_SETS if (scores := document.get(f"last_{name}_metrics"))}
+    summary_keys = ("last", "mean_last", "at_best_validation" if "validation" in sets else "best")
     measured = dict.fromkeys(name for metrics in last_metrics.values() for name in metrics)
     others = [name for name in measured if name not in (metric, "loss")][:MAX_OTHER_METRICS]
     counts = {summary["mean_count"] for summary in models.values() if summary}
@@ -192,13 +194,19 @@ def _print_models(
     rows: list[tuple[object, ...]] = []
     for name, summary in models.items():
         if summary is None:
-            rows.append((name, None, None, None, *(None for _ in others)))
+            rows.append((name, None, None, None, *(None for _ in (*sets, *others))))
             continue
-        last, mean, best = (shown_metric(summary[key], metric, number_format) for key in ("last", "mean_last", "best"))
+        last, mean, best = (shown_metric(summary[key], metric, number_format) for key in summary_keys)
         if len(counts) > 1:
             mean += f" (n={summary['mean_count']})"
-        rows.append((name, last, mean, best, *(shown_metric(last_metrics[name].get(other), other) for other in others)))
-    columns = ("model", "last", mean_column, "best over test", *(f"last {with_unit(other)}" for other in others))
+        on_sets = (shown_metric(scores.get(name, {}).get(metric), metric, number_format) for scores in sets.values())
+        of_others = (shown_metric(last_metrics[name].get(other), other) for other in others)
+        rows.append((name, last, mean, best, *on_sets, *of_others))
+    heads = [
+        "at best\nvalidation" if "validation" in sets else "best over test",
+        *(f"last\non {name}" for name in sets),
+    ]
+    columns = ("model", "last", mean_column, *heads, *(f"last {with_unit(other)}" for other in others))
     screen().print(table(columns, rows, numeric=columns[1:]))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 5
 """Maximum number of diverged runs that the conclusion names."""
-SEED_STATISTICS = ("last", "mean_last", "best")
+SEED_STATISTICS = ("last", "mean_last", "best", "at_best_validation")
 """Entries of a comparison's rows that are means over seeds; missing if no run of the row converged."""
 
 
@@ -113,7 +113,8 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
     kinds = ("rounds", "virtual time") if timed else ("rounds",)
     target_columns = [f"{kind}\nto {shown_target(target, metric)}" for target in targets for kind in kinds]
     costs = ["time\nper run", "sent up\nper run"]
-    numeric = ["mean of last 10 %\nof evaluations", "last", "seeds", *target_columns, *costs]
+    selected = ["at best\nvalidation"] if any("at_best_validation" in row for row in rows) else []
+    numeric = ["mean of last 10 %\nof evaluations", "last", *selected, "seeds", *target_columns, *costs]
     last_metrics = [row.last_metrics for row in comparison.rows()]
     other_names = dict.fromkeys(name for metrics in last_metrics for name in metrics if name not in (metric, "loss"))
     others = {name: f"last\n{with_unit(name)}" for name in list(other_names)[:MAX_OTHER_METRICS]}
@@ -136,6 +137,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
                 *([assignments_text(row_settings)] if has_settings else []),
                 _statistics_cell(mean, metric, number_format, is_best, count),
                 _statistics_cell(last, metric, number_format),
+                *(_statistics_cell(row.get("at_best_validation"), metric, number_format) for _ in selected),
                 f"{seeds} ({row['diverged']} diverged)" if row["diverged"] else seeds,
                 *rounds_to,
                 shown_seconds(row["seconds"]),

@@ -43,7 +43,7 @@ def figures_of(
 
     Args:
         section: a section of ``report_document``: the runs with one dataset and partition.
-        by: summary value by which runs are compared: ``mean_last``, ``last`` or ``best``.
+        by: summary value by which runs are compared: ``mean_last``, ``last``, ``best`` or ``at_best_validation``.
         landscapes: the section's two-dimensional landscapes by name; default: none.
         targets: values of the metric that curves show as horizontal lines.
     """

@@ -37,8 +37,13 @@ from fedflat.reporting.tables.summary import (
 from fedflat.reporting.tables.targets import VIRTUAL_SECONDS, costs_to_target, has_virtual_time
 from fedflat.text import parameters, show, show_value
 
-SUMMARY_LABELS = {"mean_last": MEAN_LABEL, "last": "last", "best": "best over test"}
-"""Summary values of a run, with their labels."""
+SUMMARY_LABELS = {
+    "mean_last": MEAN_LABEL,
+    "last": "last",
+    "best": "best over test",
+    "at_best_validation": "at best validation",
+}
+"""Summary values of a run, with their labels; the last one needs a validation split."""
 AXES = {
     "round": "communication round",
     "backward_passes": "backward passes",
@@ -72,7 +77,7 @@ def report_document(
         gathered: the runs.
         targets: values of the metric; the report states how many rounds each run needs to reach them.
         baseline: label or algorithm of the row that others are compared with; default: the first row.
-        by: summary value to compare: ``mean_last``, ``last`` or ``best``.
+        by: summary value to compare: ``mean_last``, ``last``, ``best`` or ``at_best_validation``.
         apart: allow several datasets or partitions; otherwise they raise a ``UserError``.
     """
     if by not in SUMMARY_LABELS:
@@ -85,7 +90,6 @@ def report_document(
         raise one_of("baseline", baseline, [row["label"] for section in sections for row in section["rows"]])
     return {
         "by": by,
-        "summaries": SUMMARY_LABELS,
         "axes": AXES | (VIRTUAL_AXIS if all(section["timed"] for section in sections) else {}),
         "targets": list(targets),
         "runs": len(gathered.records),
@@ -101,13 +105,18 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         group: the runs with one dataset and partition.
         targets: values of the metric for rounds-to-target.
         baseline: label or algorithm of the row that others are compared with; default: the first row.
-        by: summary value to compare: ``mean_last``, ``last`` or ``best``.
+        by: summary value to compare: ``mean_last``, ``last``, ``best`` or ``at_best_validation``.
         max_points: maximum number of points of a curve.
     """
     metric, lower_is_better = group.metric, group.lower_is_better
     for target in targets:
         check_target(target, metric)
     rows = [_row_values(number, row, metric, lower_is_better, targets) for number, row in enumerate(group.rows)]
+    selects = any(row["values"]["at_best_validation"] for row in rows)
+    if by == "at_best_validation" and not selects:
+        raise UserError(
+            "at_best_validation needs runs with a validation split; set data.validation, for example to 0.1"
+        )
     for row in rows:
         row["style"] = group.styles[row["label"]].number
     baseline_number = _baseline_number(rows, baseline)
@@ -116,6 +125,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "protocol": group.protocol,
         "metric": metric,
         "lower_is_better": lower_is_better,
+        "summaries": {name: SUMMARY_LABELS[name] for name in SUMMARY_LABELS if selects or name != "at_best_validation"},
         "uneven": has_uneven_means(rows, by),  # if True, means are not compared
         "share": is_share(metric),
         "timed": has_virtual_time(group.records),
@@ -181,7 +191,8 @@ def _row_values(
         if summary is not None:
             summaries[record.config.seed] = summary
     values = {  # by summary value, then by seed
-        name: {seed: float(getattr(summary, name)) for seed, summary in summaries.items()} for name in SUMMARY_LABELS
+        name: {seed: value for seed, each in summaries.items() if (value := getattr(each, name)) is not None}
+        for name in SUMMARY_LABELS
     }
     last_entries = [record.history[-1] for record in row.averaged if record.history]
     return {

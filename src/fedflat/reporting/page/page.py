@@ -31,7 +31,6 @@ from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
 from fedflat.reporting.page.display_names import display_name, names_row, with_display_names
 from fedflat.reporting.page.document import (
-    SUMMARY_LABELS,
     has_uneven_means,
     report_document,
     require_evaluations,
@@ -260,7 +259,7 @@ def _result_heads(section: Values, targets: Sequence[float]) -> list[str]:
     shown = [shown_target(target, section["metric"]) for target in targets]
     kinds = ("rounds", "virtual time", "sent") if section["timed"] else ("rounds",)
     reached = [f"{kind} to {target}" for target in shown for kind in kinds]
-    return ["row", *SUMMARY_LABELS.values(), "seeds", *reached, "backward passes", "sent up", "sent down", "time"]
+    return ["row", *section["summaries"].values(), "seeds", *reached, "backward passes", "sent up", "sent down", "time"]
 
 
 def _best_mean(section: Values, name: str) -> float | None:
@@ -340,7 +339,7 @@ def write_report(
         title: title of the page; default: from the content.
         targets: values of the metric; the report states how many rounds each run needs to reach them.
         baseline: label or algorithm of the row that the others are compared with; default: the first row.
-        by: summary value to compare: ``mean_last``, ``last`` or ``best``.
+        by: summary value to compare: ``mean_last``, ``last``, ``best`` or ``at_best_validation``.
         apart: allow runs with different datasets or partitions, in separate sections.
         columns: columns of the results tables; default: all, or in LaTeX those that fit into a paper's text column.
         labels: display names by row or algorithm; default: as in the algorithm's paper.

@@ -76,13 +76,16 @@ class TextTable:
         return text
 
 
-def result_columns(targets: Sequence[float], timed: bool, metric: str = "") -> dict[str, str]:
+def result_columns(
+    targets: Sequence[float], timed: bool, metric: str = "", summaries: Mapping[str, str] = SUMMARY_LABELS
+) -> dict[str, str]:
     """Return the headings of the results table's columns after the first, by name.
 
     Args:
         targets: values of the metric.
-        metric: name of the metric, which determines how headings show targets.
         timed: whether to include the virtual time and the traffic until each target.
+        metric: name of the metric, which determines how headings show targets.
+        summaries: summary values to include, with their headings.
     """
     target_heads = {}
     for target in targets:
@@ -92,7 +95,7 @@ def result_columns(targets: Sequence[float], timed: bool, metric: str = "") -> d
             target_heads[f"seconds_to_{target:g}"] = f"virtual seconds to {shown}"
             target_heads[f"mb_to_{target:g}"] = f"MB to {shown}"
     costs = {"backward_passes": "backward passes", "mb_up": "MB up", "time": "time"}
-    return {**SUMMARY_LABELS, "seeds": "seeds", **target_heads, **costs}
+    return {**summaries, "seeds": "seeds", **target_heads, **costs}
 
 
 def check_columns(columns: Sequence[str], targets: Sequence[float]) -> None:
@@ -111,16 +114,16 @@ def check_columns(columns: Sequence[str], targets: Sequence[float]) -> None:
 def result_table(section: Values, targets: Sequence[float], every_column: bool = False) -> TextTable:
     """Return the results table of a report's section, with summary values, rounds to targets and costs of each row.
 
-    Virtual time and traffic until each target are included if the runs have virtual time, or with ``every_column``.
+    With ``every_column``, the columns that need virtual time or a validation split are included in any case.
     """
-    timed = section["timed"] or every_column
+    timed, summaries = section["timed"] or every_column, SUMMARY_LABELS if every_column else section["summaries"]
     megabytes = [None if row["cost"]["bytes_up"] is None else row["cost"]["bytes_up"] / 1e6 for row in section["rows"]]
     megabytes_format = column_format(megabytes, digits=3)
     rows = []
     for row, megabytes_up in zip(section["rows"], megabytes, strict=True):
         values = [
             _shown_spread(row["spread"][name], section) + shown_evaluations(section["rows"], row, name)
-            for name in SUMMARY_LABELS
+            for name in summaries
         ]
         seeds = str(len(row["seeds"]))
         seeds += "".join(f" ({len(row[kind])} {kind})" for kind in ("diverged", "unfinished") if row[kind])
@@ -129,11 +132,15 @@ def result_table(section: Values, targets: Sequence[float], every_column: bool =
         rows.append((row["label"], *values, seeds, *rounds, passes, sent, shown_seconds(row["seconds"])))
     counts = [count for row in section["rows"] for count in row["mean_counts"].values()]
     n = f" (n={shown_range(counts)})" if counts else ""
-    notes = {"mean_last": f"Last 10 %: {MEAN_LABEL}{n}.", "best": "Best: best value over the test evaluations."}
+    notes = {
+        "mean_last": f"Last 10 %: {MEAN_LABEL}{n}.",
+        "best": "Best: best value over the test evaluations.",
+        "at_best_validation": "At best validation: test value at the evaluation with the best validation value.",
+    }
     for target in targets:
         shown = shown_target(target, section["metric"])
         notes[f"rounds_to_{target:g}"] = f"Rounds to {shown}: median over seeds; N+ means not reached by round N."
-    heads = {"row": "row", **result_columns(targets, timed, section["metric"])}
+    heads = {"row": "row", **result_columns(targets, timed, section["metric"], summaries)}
     return TextTable(_result_caption(section), heads, tuple(rows), _emphasis(section), notes)
 
 
@@ -165,7 +172,7 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
     rows, emphasis = section["rows"], {}
     columns: dict[str, dict[int, tuple[float, str]]] = {}  # by name and row number: a value, lower is better, and text
     sign = 1 if section["lower_is_better"] else -1
-    for name in SUMMARY_LABELS:
+    for name in section["summaries"]:
         if not has_uneven_means(rows, name):
             means = {row["number"]: row["spread"][name]["mean"] for row in rows if row["spread"][name]}
             columns[name] = {

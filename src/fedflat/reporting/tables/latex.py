@@ -17,6 +17,7 @@ SHORT_HEADS = {
     "row": "algorithm",
     "mean_last": "last 10 %",
     "best": "best",
+    "at_best_validation": "at best val.",
     "backward_passes": "passes",
     "p after Holm": "p (Holm)",
 }

@@ -32,10 +32,12 @@ class Summary:
     """Number of evaluations in the mean ``mean_last``."""
     best: float
     """The best value over all evaluations; it is optimistic, because it is selected on the test set."""
+    at_best_validation: float | None
+    """The value at the (first) evaluation with the best validation value; None without a validation split."""
 
 
 def summarise(history: Sequence[dict[str, Any]], model: str, metric: str, lower_is_better: bool) -> Summary | None:
-    """Summarise a test metric of one model of a run: last value, mean over the last 10 % of evaluations, and best.
+    """Summarise a test metric of one model of a run: last value, mean of the last 10 % of evaluations, best and so on.
 
     The mean leaves out the initial model (round 0). Returns None if the metric was never evaluated for this model.
 
@@ -52,7 +54,11 @@ def summarise(history: Sequence[dict[str, Any]], model: str, metric: str, lower_
     trained = [entry["round"] for entry in history if entry["round"] > 0]
     window_rounds = set(trained[-math.ceil(len(trained) / 10) :])  # the last 10 %
     window = [value for round, value in points if round in window_rounds] or [last]
-    return Summary(last, fmean(window), len(window), best_of([value for _, value in points], lower_is_better))
+    best = best_of([value for _, value in points], lower_is_better)
+    tested, sign = dict(points), 1 if lower_is_better else -1
+    validated = [(x, value) for x, value in series(history, model, metric, split="validation") if x in tested]
+    chosen = tested[min(validated, key=lambda point: sign * point[1])[0]] if validated else None
+    return Summary(last, fmean(window), len(window), best, chosen)
 
 
 def best_of(values: Sequence[float], lower_is_better: bool) -> float:
@@ -65,17 +71,18 @@ def best_of(values: Sequence[float], lower_is_better: bool) -> float:
 
 
 def series(
-    history: Sequence[dict[str, Any]], model: str, metric: str, over: str = "round"
+    history: Sequence[dict[str, Any]], model: str, metric: str, over: str = "round", split: str = "test"
 ) -> list[tuple[float, float]]:
-    """Return (x, value) pairs of a model's test metric, one per evaluation that has it.
+    """Return (x, value) pairs of a model's metric, one per evaluation that has it.
 
     Args:
         history: one entry per evaluation.
         model: name of the evaluated model, e.g. ``server``.
         metric: name of the metric.
         over: key of x in an entry: ``round``, ``backward_passes``, ``bytes_up``, ``bytes_down`` or ``samples``.
+        split: the evaluated examples: ``test``, ``validation``, or ``unseen`` for those of clients that never train.
     """
-    points = [(entry[over], entry["test"].get(model, {}).get(metric)) for entry in history]
+    points = [(entry[over], entry.get(split, {}).get(model, {}).get(metric)) for entry in history]
     return [(x, value) for x, value in points if value is not None]
 
 
