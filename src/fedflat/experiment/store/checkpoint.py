@@ -25,8 +25,8 @@ from fedflat.experiment.store.run_folder import RunFolder
 CHECKPOINT = "checkpoint/state.safetensors"
 PREVIOUS = "checkpoint/previous.safetensors"
 """The checkpoint before the last one. Only runs without rows keep it: row stores have only the last one's rows."""
-ROUNDS_BETWEEN, SECONDS_BETWEEN = 10, 5.0
-"""By default, the rounds between checkpoints are a multiple of 10 and take at least 5 seconds."""
+SECONDS_BETWEEN = 5.0
+"""Least number of seconds between default checkpoints."""
 MAX_TIME_FRACTION = 1 / 20
 """Largest fraction of a run's time that default checkpoints may take."""
 _HEADER = frozenset({"format", "rounds", "metrics", "cost", "loss", "rows", "settings"})
@@ -83,7 +83,8 @@ class CheckpointInterval:
     """Decides when a checkpoint is due.
 
     Args:
-        every: number of rounds between checkpoints; if None, they take at most ``MAX_TIME_FRACTION`` of the time.
+        every: number of rounds between checkpoints; if None, a checkpoint is due after ``SECONDS_BETWEEN`` or, if
+            checkpoints are slow, as soon as they take at most ``MAX_TIME_FRACTION`` of the time.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -93,15 +94,11 @@ class CheckpointInterval:
         self._last_duration = 0.0
 
     def is_due(self, rounds: int) -> bool:
-        """Whether to write a checkpoint after ``rounds`` rounds.
-
-        By default, a checkpoint is due every ``ROUNDS_BETWEEN`` rounds if enough time has passed since the last one.
-        """
+        """Whether to write a checkpoint after ``rounds`` rounds."""
         if self._every is not None:
             return rounds % self._every == 0
         # After a checkpoint that took d seconds, at least d / MAX_TIME_FRACTION seconds of training follow.
-        min_seconds = max(SECONDS_BETWEEN, self._last_duration / MAX_TIME_FRACTION)
-        return rounds % ROUNDS_BETWEEN == 0 and time.monotonic() - self._last_end >= min_seconds
+        return time.monotonic() - self._last_end >= max(SECONDS_BETWEEN, self._last_duration / MAX_TIME_FRACTION)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
