@@ -110,7 +110,7 @@ class Trials:
         self._undisturbed: dict[tuple[str, str], tuple[dict[str, bytes], float]] = {}
 
     def run(self, number: int) -> dict[str, Any]:
-        """Do one trial; returns its log entry."""
+        """Run one trial; returns its log entry."""
         draw = random.Random(f"{self._seed} {number}")
         text, interval = draw.choice(self._algorithms), draw.choice(INTERVALS)
         expected, seconds = self._reference(text, interval)
@@ -151,7 +151,7 @@ def print_table(entries: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do trials until the log has enough kills; returns the number of runs that differ."""
+    """Run trials until the log has enough kills; returns the number of runs that differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300, help="number of kills, including those in the log")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""The settings on which the library is held against the reference, and both of them as cached functions."""
+"""The settings on which the library is compared with the reference; runs of both are cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL, PARTIAL = bed(rounds=5).but(steps=K), bed(rounds=8, size=2).but(steps=K)
 
 
 def uneven(setting: Setting) -> Setting:
-    """The same with a rate that falls every round and unequal numbers of local steps."""
+    """The same with a learning rate that decays every round and unequal numbers of local steps."""
     return setting.but(eta=[0.06 * DECAY**t for t in range(len(setting.cohorts))], steps=STEPS)
 
 
@@ -63,7 +63,7 @@ def by_samples(setting: Setting) -> Setting:
 
 @cache
 def library(text: str, setting: str, weighting: str = "uniform", record: bool = False) -> Walk:
-    """A walk of the library over a named setting."""
+    """The library's trajectory in a named setting."""
     return walk(text, (SETTINGS | SHORT)[setting], weighting=weighting, names=("weight",), quick=True, record=record)
 
 
@@ -73,7 +73,7 @@ def _reference(method: str, parameters: tuple[tuple[str, Any], ...], setting: st
 
 
 def reference(method: str, setting: str, **parameters: Any) -> Trace:
-    """A trace of the reference over a named setting, with equal weights."""
+    """The trace of the reference in a named setting, with equal weights."""
     return _reference(method, tuple(parameters.items()), setting)
 
 

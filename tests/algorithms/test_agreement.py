@@ -93,7 +93,7 @@ ELSEWHERE = {"drift.active", "drift.everyone", "drift.seen", "perturbation.step"
 
 
 def agree(walked: Walk, trace: Trace, method: str, parameters: dict[str, Any]) -> None:
-    """Hold iterates, and all state that the library keeps, against the reference."""
+    """Compare the iterates and all state that the library keeps with the reference."""
     same(walked.x, trace.x)
     full = DEFAULTS.get(method, {}) | parameters
     for server, clients, expected, theirs in zip(
@@ -130,7 +130,7 @@ def test_every_method_and_switch_is_here() -> None:
 
 @pytest.mark.parametrize(("method", "parameters", "setting"), list(cases()))
 def test_library_equals_reference(method: str, parameters: dict[str, Any], setting: str) -> None:
-    """To 1e-9: equal or unequal steps and rates, full and partial participation, weights by samples and equal ones."""
+    """To 1e-9: equal or unequal steps and rates, full or partial participation, equal weights or sample counts."""
     text = text_of(method, **parameters)
     if setting.startswith("uneven") and method in BY_SAMPLES:
         trace = by_samples(SETTINGS[setting]).run(METHODS[method], **parameters)
@@ -180,7 +180,7 @@ def test_feddyn_evaluates_the_active_mean_and_on_request_the_mean_of_all_clients
 
 
 def test_the_active_mean_is_the_mean_of_the_cohorts_models_or_not_offered() -> None:
-    """FedSpeed's clients upload y + a_i, from which the mean of y cannot be had."""
+    """FedSpeed's clients upload y + a_i, from which the mean of y cannot be computed."""
     active = library("fedspeed(dual_scope=active)", "partial")
     ends = [
         np.mean([x + (after[i]["drift"]["a"] - before[i]["drift"]["a"]).numpy() for i in cohort], 0)
@@ -275,7 +275,7 @@ def test_released_fedswa_decays_before_the_first_round(method: str) -> None:
     [("scaffold", "c", "c"), ("fedmo", "m", "c"), ("fedwmsam", "c", "c"), ("feddyn", "a", "a")],
 )
 def test_displacements_follow_the_weights_and_everything_else_is_uniform(text: str, common: str, own: str) -> None:
-    """D_i is had from what client i keeps: -H (c_i+ - c_i + c) for variates, a_i+ - a_i for a dual."""
+    """D_i follows from the state of client i: -H (c_i+ - c_i + c) for variates, a_i+ - a_i for a dual."""
     setting, walked = SETTINGS["uneven-partial"], library(text, "uneven-partial", "samples")
     n, x, zero = counts_of(setting), setting.x0, np.zeros(6)
     kept, server = dict.fromkeys(range(5), zero), zero

@@ -171,7 +171,7 @@ def test_an_average_resumes_from_its_saved_state(average: Average, stop: int) ->
 
 
 class Watching(Callback):
-    """Keeps the server's model after every round, and every model there is to evaluate."""
+    """Keeps the server's model after every round, and every model to evaluate."""
 
     def __init__(self) -> None:
         self.models: list[dict[str, np.ndarray]] = []
@@ -184,7 +184,7 @@ class Watching(Callback):
 
 
 def test_28_46_47_48_in_a_run() -> None:
-    """Averages of a real run, all at once: each is the reference's of the run's own models, and none is fed back."""
+    """All averages in one run: each equals the reference's average of the run's models, and none is fed back."""
     small = {
         "rounds": 8,
         "clients": 6,

@@ -112,7 +112,7 @@ def part(draw: st.DrawFn, slot: str, among: list[str] | None = None) -> tuple[st
 
 @st.composite
 def compositions(draw: st.DrawFn) -> dict[str, tuple[str, Values]]:
-    """Any drift, perturbation, rate and server optimiser that go together, each or none."""
+    """Any compatible drift, perturbation, schedule and server optimiser, each optional."""
     chosen: dict[str, tuple[str, Values]] = {}
     if draw(st.booleans()):
         chosen["drift"] = draw(part("drift"))
@@ -290,7 +290,7 @@ AGAINST_LOSS = {("cyclic", "low"), ("gmt", "beta")}
 @some
 @given(compositions())
 def test_55_scale_of_the_loss(chosen: dict[str, tuple[str, Values]]) -> None:
-    """Everything in gradient units goes with s, every rate against it; what mixes units is told apart."""
+    """Quantities in gradient units scale with s, learning rates with 1/s; components that mix units are exempt."""
     s = 2.0
     steep = TINY.but(eta=[lr / s for lr in TINY.eta])
     scaled = changed(
@@ -388,7 +388,7 @@ def test_weight_decay_clipping_and_local_momentum(rho: float, descent: Descent) 
 
 
 def test_clipping_acts() -> None:
-    """A clip of either mode changes the walk, and the modes differ."""
+    """Clipping in either mode changes the trajectory, and the modes differ."""
     walks = [
         by_hand(TINY, 0.3, Descent(clip=clip, clip_mode=mode))
         for clip, mode in ((None, "total"), (0.5, "total"), (0.5, "grad"))

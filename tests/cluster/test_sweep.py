@@ -26,7 +26,7 @@ if find_spec("ray") is None:
 
 
 class Seen(fedflat.RemoteCallback):
-    """Takes note of the seeds of runs that begin and end elsewhere."""
+    """Records the seeds of runs that begin and end in other processes."""
 
     def __init__(self) -> None:
         self.began_: list[int] = []

@@ -1,4 +1,4 @@
-"""The cache of arrays: whole or not there, never out of date, never in the way."""
+"""The cache of arrays: complete or absent, never stale, and never the cause of a failure."""
 
 from __future__ import annotations
 

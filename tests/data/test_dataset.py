@@ -1,4 +1,4 @@
-"""Containers: what they check, and what they say about themselves."""
+"""Containers: their checks and descriptions."""
 
 from __future__ import annotations
 

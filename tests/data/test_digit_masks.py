@@ -1,4 +1,4 @@
-"""The embedded dense task."""
+"""The built-in segmentation task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching datasets from a real server on this machine that knows ranges and can be told to fail."""
+"""Downloading datasets from a real local server that supports ranges and can be told to fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays in files: written without knowing their length, read without being copied, and sent to others by name."""
+"""Arrays in files: written without a known length, memory-mapped, and pickled by path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users bring: arrays in files and torch datasets."""
+"""User data: array files and torch datasets."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_parquet_of_lists_and_of_columns(tmp_path: Path) -> None:
 
 
 class Pictures:
-    """A torch dataset as torchvision has them."""
+    """A torch dataset like those of torchvision."""
 
     classes: tuple[str, ...] = ("cat", "dog")
 

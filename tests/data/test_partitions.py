@@ -1,4 +1,4 @@
-"""Every partitioner keeps what it promises, for any number of clients, classes and any alpha."""
+"""Every partitioner has its documented properties for any number of clients, classes and any alpha."""
 
 from __future__ import annotations
 

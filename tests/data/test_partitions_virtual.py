@@ -1,4 +1,4 @@
-"""Virtual clients: any number of them, drawn when asked for, at a cost that does not depend on how many there are."""
+"""Virtual clients: any number of them, drawn on access, at a cost independent of their number."""
 
 from __future__ import annotations
 

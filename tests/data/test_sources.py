@@ -1,4 +1,4 @@
-"""Reading datasets from their published formats, and refusing whatever is not them."""
+"""Reading datasets from their published formats, and rejecting anything else."""
 
 from __future__ import annotations
 

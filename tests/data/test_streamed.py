@@ -1,4 +1,4 @@
-"""Pictures decoded on demand: the same pictures, the same runs, and never more in memory than was said."""
+"""Images decoded on demand: the same images and runs, within the memory limit."""
 
 from __future__ import annotations
 

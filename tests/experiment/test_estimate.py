@@ -46,7 +46,7 @@ FAST = ProbedSpeed(step=0.0, example=0.0, at_once=1, clients=12, examples=1000, 
 
 
 def run_with_forecasts(algorithm: str, folder: Path | None = None, long: float = 0.0) -> tuple[list[Forecast], Run]:
-    """Do a run; returns the forecasts that it showed, and the run."""
+    """Execute a run; returns the forecasts that it showed and the run."""
     forecasts: list[Forecast] = []
     run = Run(
         parse_config({**SMALL, "algorithm": algorithm}), folder, callbacks=(ForecastCallback(forecasts.append, long),)

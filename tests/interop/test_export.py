@@ -1,4 +1,4 @@
-"""Models leave fedflat for other tools, and plain state_dicts are where a run may start."""
+"""Exporting models to other tools, and starting runs from plain state_dicts."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_vision_transformers_are_exported_to_onnx(tmp_path: Path) -> None:
 
 
 class Fixed(nn.Linear):
-    """A model that asks Python for the size of a batch, so that a graph of it has one size only."""
+    """A model that reads the batch size in Python, so that its graph is fixed to one size."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs.reshape(len(inputs), 64))
@@ -265,7 +265,7 @@ def test_a_run_starts_from_a_state_dict(run: Path, tmp_path: Path) -> None:
 
 
 class Harmful:
-    """What runs code when it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (Path.touch, (Path("harmed"),))  # type: ignore[return-value]

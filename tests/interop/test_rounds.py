@@ -99,11 +99,11 @@ def test_attributes_of_a_round() -> None:
         assert float(right) == pytest.approx(round.accuracy, abs=1e-6)
         assert not round.model.training and not averaged.training
         round.state_dict()["0.weight"].zero_()
-        assert bool(round.state_dict()["0.weight"].any()), "what was taken is yours, and the run's stays as it is"
+        assert bool(round.state_dict()["0.weight"].any()), "state_dict() returned a copy"
         seen.append(round)
     first, last = seen[0], seen[-1]
     kept = first.model
-    assert not torch.equal(kept[0].weight, last.model[0].weight), "a round that is over keeps its model"
+    assert not torch.equal(kept[0].weight, last.model[0].weight), "a completed round keeps its model"
     with pytest.raises(UserError, match="since round 1"):
         first.module("ema")
     with pytest.raises(UserError, match="since round 1"):
