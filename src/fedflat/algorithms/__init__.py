@@ -1,7 +1,7 @@
 """Federated algorithms as combinations of slots: drift correction, perturbation, local optimiser and others.
 
 ``named`` lists the published algorithms; ``composition`` reads and writes texts such as ``fedmoswa+asam(rho=0.5)``.
-May import ``averaging``, ``models`` and the base modules, but no engine.
+May import ``averaging``, ``data``, ``models`` and the base modules, but no engine.
 """
 
 from fedflat.algorithms.algorithm import Algorithm

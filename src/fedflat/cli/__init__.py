@@ -29,7 +29,7 @@ class Interrupted(Exception):
 
 def main() -> None:
     """Run the command line; errors become messages on stderr, and a closed pipe is not an error."""
-    # torch reads this variable when it is imported. On busy cores, threads that spin while they wait are slow.
+    # torch reads this variable on import. Threads that spin while waiting slow each other down on busy cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # the precision is a setting
     _replace_closed_streams()
@@ -65,14 +65,14 @@ def main() -> None:
 
 
 def discard_output() -> None:
-    """Connect stdout to /dev/null, since Python flushes it again at exit, which must not fail."""
+    """Connect stdout to /dev/null, so that Python's flush at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _replace_closed_streams() -> None:
     """Connect closed standard streams (``>&-``) and those of a closed terminal to /dev/null.
 
-    Otherwise the next file to be opened would get the stream's number and receive the output of libraries.
+    Otherwise the next opened file would get the stream's descriptor and receive the output of libraries.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None or (name != "stdin" and not _is_open(number)):

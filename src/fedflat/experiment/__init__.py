@@ -1,5 +1,5 @@
 """Experiments: configuration, the training run, run folders, analysis of runs and campaigns of many runs.
 
-``setup`` and ``store`` come first, then ``analysis``, ``run``, ``rounds`` and ``campaign``.
-Imports the engines, algorithms, data, models and flatness; nothing from ``reporting``, ``papers`` or ``cli``.
+Layers, bottom to top: ``store``, ``setup``, ``timeline``, ``analysis``, ``run``, ``rounds``, ``campaign``.
+May import ``engines`` and lower layers; nothing from ``reporting``, ``papers`` or ``cli``.
 """

@@ -1,7 +1,7 @@
 """Flatness of a loss around a model: curvature, sharpness and landscapes, for any torch module, loss and data.
 
-Holds only mathematics on modules and tensors. May import ``fedflat.models.layout``, ``fedflat.errors`` and
-``fedflat.display``; ``plot`` methods import their figures from ``fedflat.reporting`` when called.
+Holds only mathematics on modules and tensors. May import ``fedflat.models.layout``, ``errors``, ``display`` and
+``randomness``; ``plot`` methods import their figures from ``fedflat.reporting`` when called.
 """
 
 from fedflat.flatness.curvature.lanczos import Eigenpairs, Ends, Largest, lanczos

@@ -1,6 +1,6 @@
 """Differential privacy of clients: the mechanisms that a run can name, and the accountant that computes their epsilon.
 
-Nothing here trains or imports torch. May import ``registry``, ``text`` and ``errors``.
+Nothing here trains or imports torch. May import ``registry``, ``text``, ``display`` and ``errors``.
 """
 
 from fedflat.privacy.accountant import Accountant, noise_for

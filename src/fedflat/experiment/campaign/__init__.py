@@ -1,5 +1,4 @@
 """Several runs at once: comparisons, sweeps, searches and branches, in one process, in several or on a Ray cluster.
 
-Also estimates what runs cost. May import the rest of ``fedflat.experiment`` and lower layers, but not reporting or the
-CLI.
+Also estimates the cost of runs. May import the rest of ``fedflat.experiment`` and lower layers.
 """

@@ -1,4 +1,4 @@
-"""From a config to the objects of a run: problem, network, initial weights, training and engine.
+"""Builds the objects of a run from its config: problem, network, initial weights, training and engine.
 
-Imports the configuration, engines, algorithms, data and models; nothing else of ``experiment``.
+May import ``store``, ``stopping``, the configuration and lower layers; nothing else of ``experiment``.
 """

@@ -1,4 +1,4 @@
-"""From a config to its engine, local training, client sampler and averages."""
+"""Builds the engine, local training, client sampler and averages of a config."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 UserObjects = dict[str, Any]
 """User-supplied objects under the keys ``data``, ``model`` and ``task``; None for each that the config builds."""
 EVALUATION_WORKERS = 8
-"""Number of workers that evaluation can use, even if fewer clients train per round."""
+"""Number of workers that are useful for evaluation, even if fewer clients train per round."""
 SMALL_MODEL = 250_000
 """Largest number of parameters for which parallel runs beat sequential ones that use all cores."""
 MIN_STEPS_FOR_PROCESSES = 10_000
@@ -103,10 +103,10 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
 def prepare_workers(config: Config, user_objects: UserObjects) -> None:
     """Start the process that forks the workers if a run will likely use them; it imports torch in the background.
 
-    A run calls this before it loads its data, so that both happen at the same time.
+    A run calls this before it loads its data, so that both overlap.
     """
     settings = config.engine
-    # Their sizes are not known here; if such a model is large, its workers start later.
+    # The sizes of these models are not known here; if such a model is large, its workers start later.
     may_be_small = user_objects["model"] is not None or config.model.startswith(Mlp.name)
     workers = settings.workers or (1 if may_be_small else available_cores())
     is_local_loop = settings.name in ("auto", "loop") and device_of(config).type == "cpu"
@@ -223,9 +223,9 @@ def training_of(
 
     ``is_deployed`` says whether they are real sites, which draw the noise of differential privacy securely.
 
-    Raises a ``UserError`` if the algorithm requires that updates are averaged, but the config aggregates otherwise,
-    if its local optimiser does not suit the config or the problem's model, if it has a teacher, and the problem's task
-    cannot compare models with one, or if differential privacy does not suit it.
+    Raises a ``UserError`` if the algorithm does not suit the config: if it requires the mean of updates, but the config
+    uses robust aggregation; if its local optimiser does not suit the settings or the model; if it needs a teacher, but
+    the task has no logits to compare; or if differential privacy does not suit it.
     """
     training, federation = config.training, config.federation
     if algorithm.needs_teacher:

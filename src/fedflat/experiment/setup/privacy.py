@@ -1,4 +1,4 @@
-"""From a config to the mechanism of differential privacy, and what it has cost so far."""
+"""Builds the differential-privacy mechanism of a config, and computes the epsilon spent so far."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ def budget_verdict(config: Config, training: Training, engine: Engine, rounds: i
 
 
 def describe_privacy(config: Config, training: Training) -> str:
-    """Describe the guarantee of a complete run in a line; empty for a run without privacy."""
+    """Describe the guarantee of a complete run in one line; empty for a run without privacy."""
     rounds = config.training.rounds - config.init_rounds
     return f"privacy: {training.privacy.describe(rounds)}" if training.privacy else ""

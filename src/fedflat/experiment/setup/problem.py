@@ -1,4 +1,4 @@
-"""From a config to its problem (data, network and task) and partition."""
+"""Builds the problem (data, network and task) and the partition of a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a config to its policy and to the clients' times."""
+"""Builds the policy and the client clock of a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 """Run folders: configs, metrics, checkpoints, client states, models, locks and exports.
 
-Imports the configuration, engines, models and data; nothing from ``setup``, ``analysis``, ``campaign`` or ``run``.
+May import ``stopping``, the configuration, ``engines`` and lower layers; nothing else of ``experiment``.
 """

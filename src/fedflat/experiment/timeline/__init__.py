@@ -1,6 +1,6 @@
 """Timelines: who trains in each round of a run, and how much virtual time passes.
 
-May import ``timing``, ``engines`` and the ``setup`` and ``store`` of experiments.
+May import ``setup``, ``store``, ``timing``, ``engines`` and lower layers.
 """
 
 from fedflat.experiment.setup.timing import has_time, policy_of
