@@ -59,7 +59,7 @@ def test_the_table_states_that_it_ranks_by_validation(fedflat, swept):
     file, out = swept
     result = fedflat("sweep", file, "--out", out, "--no-probe")
     assert result.exit_code == 0 and re.search(r"runs +6, 6 ", result.stderr)
-    for words in ("best first by validation", "fedsam(rho=0.05)", "±", "6 there already", f"fedflat report {out}"):
+    for words in ("best first by validation", "fedsam(rho=0.05)", "±", "6 done earlier", f"fedflat report {out}"):
         assert words in result.stdout
     assert not list(out.glob("*/checkpoint/*.safetensors"))
 
@@ -171,7 +171,7 @@ def test_tune(fedflat):
     assert result.stderr.count("validation 0.") == 3 and "trial 2: training.lr=" in result.stderr
     document = json.loads(fedflat("tune", "mine.yaml", "--out", "out", "--json").stdout)
     assert document["trial"] in (0, 1, 2) and len(document["test"]) == 1
-    assert fedflat("tune", "mine.yaml", "--out", "out", "--dry-run").exit_code == 0, "the same search goes on there"
+    assert fedflat("tune", "mine.yaml", "--out", "out", "--dry-run").exit_code == 0, "the same search continues there"
     Path("other.yaml").write_text(TUNE.replace("data.validation: 0.2", "data.validation: 0.3"))
     refused = [fedflat("tune", "other.yaml", "--out", "out", *flags) for flags in ([], ["--dry-run"])]
     assert refused[0].stderr == refused[1].stderr and "data.validation=0.2" in refused[1].stderr

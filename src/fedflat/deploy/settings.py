@@ -36,10 +36,10 @@ class Deployment(BaseModel):
     sites: str = Field(
         ANY_NODE, description="list of the sites that may take part, with their public keys; any admits every node"
     )
-    minimum: int = Field(1, ge=1, description="fewest accepted updates for a round to count")
+    minimum: int = Field(1, ge=1, description="minimum number of accepted updates per round")
     quorum: int | None = Field(None, ge=1, description="close a round as soon as this many clients have answered")
     tries: int = Field(3, ge=1, description="attempts at a round before the run pauses")
-    timeout: float = Field(600.0, gt=0, description="seconds that a client has for a round")
+    timeout: float = Field(600.0, gt=0, description="time limit of a client in a round, in seconds")
     wait: float = Field(120.0, ge=0, description="seconds to wait for nodes that have not connected yet")
     bound: float = Field(
         30.0, gt=1, description="reject an update whose norm is more than this many times the cohort's median norm"

@@ -202,8 +202,8 @@ class EngineSettings(SettingsGroup):
     workers: int | None = Field(
         None,
         ge=1,
-        description="worker processes; default: one per core, at most 8 or clients_per_round, but 1 for short runs of "
-        "small models; with Ray: cores or GPUs",
+        description="worker processes; default: one per core, at most max(8, clients_per_round), but 1 for short runs "
+        "of small models; with Ray: cores or GPUs",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device; auto: a GPU if available")
     precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = Field(
@@ -231,7 +231,7 @@ MAY_CHANGE: dict[str, bool | set[str]] = {
     "stop": True,
     "engine": set(EngineSettings.model_fields) - {"precision"},
 }
-"""Settings that do not affect the result of a round, so they may change before a run is resumed."""
+"""Settings that do not affect the result of a round and may therefore change when a run is resumed."""
 
 
 class Config(SettingsGroup):

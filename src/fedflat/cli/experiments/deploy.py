@@ -81,7 +81,7 @@ def certificates(
         min=0,
         max=MAX_SITES,
         metavar="N",
-        help="also create keys for N sites and list them in sites.txt, for trials",
+        help="also create keys for N sites and list them in sites.txt, for testing",
     ),
     days: int = typer.Option(365, "--days", min=1, max=MAX_DAYS, metavar="N", help="validity in days"),
     as_json: bool = JSON,
@@ -116,7 +116,7 @@ def certificates(
 def gateway(
     folder: Path = typer.Argument(metavar="DIR", help="folder written by fedflat deploy certificates"),
     listen: str = typer.Option(
-        "127.0.0.1:8443", "--listen", metavar="HOST:PORT", help="address for sites; 0.0.0.0 is every network"
+        "127.0.0.1:8443", "--listen", metavar="HOST:PORT", help="address for sites; 0.0.0.0 listens on all interfaces"
     ),
     superlink: str = typer.Option("127.0.0.1:8000", "--superlink", metavar="HOST:PORT", help="the SuperLink's address"),
     as_json: bool = JSON,
@@ -131,7 +131,7 @@ def gateway(
     from fedflat.deploy.flower.gateway import FORWARDED, serve_gateway
 
     def announce() -> None:
-        """Say what is forwarded, once the arguments are known to be valid."""
+        """Print what is forwarded, once the arguments are known to be valid."""
         if as_json:
             print_json({"listen": listen, "superlink": superlink, "forwarded": FORWARDED})
         else:
@@ -173,7 +173,7 @@ def check(
         _check_project(Path(address), site, node_config, as_json)
         return
     if site or node_config:
-        raise UserError(f"--site needs a project folder, and {address} is none; expected one like my-federation")
+        raise UserError(f"--site needs a project folder, but {address} is not one; expected one like my-federation")
     expiry = reach(address, root_certificates, insecure)
     if as_json:
         print_json({"address": address, "certificate_valid_until": expiry})

@@ -26,7 +26,7 @@ def report(
     by: str = typer.Option(
         "mean_last",
         "--by",
-        metavar="FIGURE",
+        metavar="VALUE",
         help="value for differences and ranks: mean_last, last, best or at_best_validation",
     ),
     apart: bool = typer.Option(

@@ -203,7 +203,7 @@ def _ranked(results: list[SweepResult]) -> Ranking:
     varied_settings = [name for result in results for name in result.run.varied if name in known]
 
     def values_of(run: SweepRun) -> dict[str, Any]:
-        """The varied settings of a run, also those that have their default in this run."""
+        """The varied settings of a run, including those at their default."""
         return {name: attrgetter(name)(run.config) for name in varied_settings} | run.varied
 
     return ranking((values_of(result.run), result.record) for result in results if result.record is not None)
@@ -242,7 +242,7 @@ def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
     return {"folder": plan.out, "metric": ranked.metric, "best_by": ranked.split, "lines": lines, "runs": runs}
 
 
-ORIGINS = {"here": "done now", "before": "there already", "elsewhere": "done by another process"}
+ORIGINS = {"here": "done now", "before": "done earlier", "elsewhere": "done by another process"}
 """Text for the origin of a result (``SweepResult.by``): this call, an earlier one, or another process."""
 
 

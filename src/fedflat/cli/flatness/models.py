@@ -134,7 +134,7 @@ def _describe_normalisation(data: Dataset) -> str:
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Flags that say how to open models, and what weights files belong to."""
+    """Flags that say how to open models, and the module and dataset of weights files."""
 
     device: str = DEVICE
     precision: str | None = PRECISION
@@ -150,7 +150,7 @@ class ModelFlags:
 
 
 class MeasuredModels(NamedTuple, Generic[T]):
-    """Models and what was measured of them."""
+    """Models with their measurements."""
 
     data: DataFlags
     models: dict[str, RunModel]
@@ -249,7 +249,7 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
                 networks[text] = build_module(flags.module)
     if flags.module is not None and not files and not networks:
         raise UserError(
-            "--module is for weights files (.pt, .safetensors) and runs with a user-supplied network, and none is "
+            "--module is for weights files (.pt, .safetensors) and runs with a user-supplied network, but none is "
             "listed; other runs do not need it"
         )
     config = external_config(flags.dataset, flags.data_dir) if flags.dataset else None
@@ -276,7 +276,7 @@ def _require_module_and_dataset(files: Sequence[str], flags: ModelFlags) -> None
             "--dataset NAME; for a model of a run, name the run's folder"
         )
     if not files and flags.dataset is not None:
-        raise UserError("--dataset is for weights files (.pt, .safetensors), and none is listed; runs do not need it")
+        raise UserError("--dataset is for weights files (.pt, .safetensors), but none is listed; runs do not need it")
     if not files and flags.data_dir is not None:
         raise UserError("--data-dir is for weights files; the data of a run are in the folder data.dir of its config")
 

@@ -66,7 +66,7 @@ DRY_RUN = typer.Option(False, "--dry-run", help="show the plan and its cost, the
 PROBE = typer.Option(True, "--probe/--no-probe", help="measure a few local steps to estimate the duration")
 JSON = typer.Option(False, "--json", help="print one JSON document instead of tables")
 QUIET = typer.Option(False, "--quiet", help="show no progress")
-TRACK = no_default("--track", "log every evaluation to tensorboard, mlflow or wandb", metavar="PLACE")
+TRACK = no_default("--track", "log every evaluation to tensorboard, mlflow or wandb", metavar="TRACKER")
 SET = no_default(
     "--set",
     "any setting by name (list: fedflat settings)",

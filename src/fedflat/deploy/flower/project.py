@@ -59,8 +59,8 @@ lr = 0.05
 [tool.flwr.app.config.deploy]
 out = "runs/{name}"  # relative to where the SuperLink was started, like sites
 sites = "certificates/sites.txt"  # who may take part, written by fedflat deploy certificates; "any": every node
-minimum = {minimum}  # fewest accepted updates for a round to count
-timeout = 600.0  # seconds that a client has for a round
+minimum = {minimum}  # minimum number of accepted updates per round
+timeout = 600.0  # time limit of a client in a round, in seconds
 wait = 120.0  # seconds to wait for nodes that have not connected yet
 bound = 30.0  # reject an update whose norm is more than this many times the cohort's median norm
 validation = false  # at every evaluation, ask sites for the model's metrics on their held-out data

@@ -30,7 +30,7 @@ from fedflat.setting_names import flat, full_name
 from fedflat.text import make, parse_one
 
 NONE = "none"
-"""A slot's choice that leaves the slot as ``base`` has it."""
+"""The choice that leaves a slot unchanged from ``base``."""
 
 
 class Confirmation(SettingsGroup):
@@ -51,7 +51,7 @@ class SpaceFile(SettingsGroup):
     parameters: Space = Field(
         default_factory=dict, description="by setting or placeholder: a list of values, or a range (low, high, log)"
     )
-    baselines: list[str] = Field(["fedavg"], min_length=1, description="algorithms to compare with, tuned likewise")
+    baselines: list[str] = Field(["fedavg"], min_length=1, description="algorithms to compare with; tuned, too")
     candidates: int = Field(30, ge=1, description="number of candidates of the search, and of each baseline's")
     minutes: float | None = Field(None, gt=0, description="time limit of all searches together")
     seeds: list[int] = Field([0], min_length=1, description="seeds of every candidate, whose scores are averaged")
@@ -59,7 +59,7 @@ class SpaceFile(SettingsGroup):
     sampler: Literal["tpe", "random"] = Field("tpe", description="tpe (learns from earlier candidates) or random")
     sampler_seed: int = Field(0, ge=0, description="seed of the sampler")
     confirm: Confirmation = Field(Confirmation(), description="seeds and further problems of the confirmation")
-    jobs: int | None = Field(None, ge=1, description="runs at the same time, each in its own process")
+    jobs: int | None = Field(None, ge=1, description="concurrent runs, each in its own process")
     devices: list[int | str] = Field(default_factory=list, description="GPU numbers over which candidates are spread")
 
 

@@ -86,7 +86,7 @@ class SweepFile(SettingsGroup):
     exclude: list[Values] = Field(default_factory=list, description="combinations to leave out")
     branch: str | None = Field(None, description="RUN@ROUND: the model from which all runs start")
     keep: Keep = Field(Keep(), description="what finished runs keep on disk")
-    jobs: int | None = Field(None, ge=1, description="runs at the same time, each in its own process")
+    jobs: int | None = Field(None, ge=1, description="concurrent runs, each in its own process")
     devices: list[int | str] = Field(default_factory=list, description="GPU numbers over which runs are spread")
     ray_address: str | None = Field(
         None, description="HOST:PORT of a Ray cluster, or auto: runs are spread over its nodes"

@@ -223,7 +223,7 @@ def _parts(section: Values, has_landscapes: bool) -> list[tuple[str, str]]:
         "measures": ("Flatness tables", section["views"]["tables"]),
         "landscapes": ("Landscapes", has_landscapes),
         "clients": ("Clients and forgetting", section["views"]["clients"]),
-        "repeat": ("How to repeat it", True),
+        "repeat": ("How to reproduce it", True),
     }
     return [(anchor, heading) for anchor, (heading, is_available) in parts.items() if is_available]
 
