@@ -125,7 +125,7 @@ class ChildProcess:
 def can_start_children() -> bool:
     """Whether this process can start children: it is not daemonic, and no fork of a process that has started some.
 
-    Such a fork inherits the pipes of the other process, which may train clients at the same time.
+    Such a fork inherits the pipes of the other process, which may be training clients.
     """
     return _starter in (None, os.getpid()) and not multiprocessing.current_process().daemon
 

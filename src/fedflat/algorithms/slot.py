@@ -216,7 +216,7 @@ class Slot:
         return None
 
     def privacy_conflict(self, equal_steps: bool) -> str | None:
-        """Return why clipping and noise do not suit this slot, or None; do all clients take equally many steps?"""
+        """Return why clipping and noise do not suit this slot, or None, given whether step counts are equal."""
         for field in self.sends():
             if not field.vector:
                 return f"clients also send the number {field.name}, which cannot be clipped together with their update"

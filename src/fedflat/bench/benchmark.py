@@ -32,7 +32,7 @@ MIN_QUIET_TURNS = 3
 
 
 class Log:
-    """Shows lines of text on progress to the user; those that belong to the results are kept as ``notes``."""
+    """Shows progress lines to the user; those that belong to the results are kept as ``notes``."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self.show = show
@@ -54,7 +54,7 @@ def benchmark(request: Request, command: str, show_progress: Callable[[str], Non
     Args:
         request: what to measure.
         command: the command line, for the record.
-        show_progress: called with a line of text on progress.
+        show_progress: called with a progress line.
 
     Returns:
         Hardware, versions, settings and one row per contender, as JSON-compatible values.
@@ -107,7 +107,7 @@ def _start(contender: LocalContender | Simulator) -> ContenderProcess:
 def _measure_one_by_one(request: Request, log: Log) -> list[ContenderResult]:
     """Measure each contender while no other runs, because they would share the GPU.
 
-    Setting up takes long, so groups of ``request.concurrent_setups`` contenders set up at the same time.
+    Setting up takes long, so groups of ``request.concurrent_setups`` contenders set up concurrently.
     """
     results = []
     contenders = _installed_contenders(request, log)
@@ -188,7 +188,7 @@ def _measure_in_turns(request: Request, log: Log) -> list[ContenderResult]:
 def _take_turns(
     processes: Sequence[ContenderProcess], rounds: int, log: Log
 ) -> tuple[dict[ContenderProcess, list[RoundTimes]], list[float]]:
-    """Let paused contenders do ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time, in an order that alternates.
+    """Let paused contenders train ``rounds`` rounds each, ``ROUNDS_PER_TURN`` at a time, in alternating order.
 
     Returns:
         The times of every turn, for each contender that did not fail; and for each turn, the share of all cores that
@@ -214,7 +214,7 @@ def _take_turns(
 
 
 def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:
-    """Resume a contender, let it do ``rounds`` rounds, pause it, and return the times of these rounds.
+    """Resume a contender, let it train ``rounds`` rounds, pause it, and return the times of these rounds.
 
     One round before them does not count, because caches are cold after a pause.
     """
@@ -231,7 +231,7 @@ def _take_turn(process: ContenderProcess, rounds: int) -> RoundTimes | Failed:
 
 
 def _warm_up(process: ContenderProcess, first: RoundTimes | Failed, request: Request, log: Log) -> float | None:
-    """Let a contender do ``request.warm_up`` rounds after its first round, whose times are ``first``.
+    """Let a contender train ``request.warm_up`` rounds after its first round, whose times are ``first``.
 
     Returns the seconds of the first round, or None if any of these rounds failed.
     """

@@ -1,4 +1,4 @@
-"""Contenders, the implementations that a benchmark compares, in child processes that do rounds on demand.
+"""Contenders, the implementations that a benchmark compares, in child processes that train rounds on demand.
 
 Each process has its own memory, settings and threads. Contenders can take turns, so that other load on the machine
 affects all alike.
@@ -78,7 +78,7 @@ class RoundTimes(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A contender that cannot do more rounds."""
+    """A contender that cannot train further rounds."""
 
     reason: str
 
@@ -169,7 +169,7 @@ class ContenderProcess:
         return self._child.pid
 
     def rounds(self, count: int) -> RoundTimes | Failed:
-        """Let the contender do ``count`` rounds, and wait for their times."""
+        """Let the contender train ``count`` rounds, and wait for their times."""
         self.start_rounds(count)
         return self.wait_for_rounds()
 
@@ -204,7 +204,7 @@ class ContenderProcess:
 
 
 def _run_contender(pipe: Connection, contender: LocalContender) -> None:
-    """Main function of a contender's process: do rounds on request; send their times, or the reason for a failure."""
+    """Main function of a contender's process: train rounds on request; send their times or the reason for a failure."""
     try:
         contender.run_rounds(RoundTimer(pipe))
         failure = Failed("stopped too early")  # ``run_rounds`` returns only if the rounds ended before ``NoMoreRounds``

@@ -85,7 +85,7 @@ class SpeedBound(LocalContender):
             timer.round_done()
 
     def build_step(self, config: Config) -> Callable[[], None]:
-        """Build a function that does one training step on a constant batch.
+        """Build a function that takes one training step on a constant batch.
 
         The batch is as large as all batches of a cohort's local step together, with repeated examples if necessary.
         """

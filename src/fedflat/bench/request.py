@@ -41,7 +41,7 @@ class Request:
     rounds: int = 10
     warm_up: int = 2
     concurrent_setups: int = 1
-    """Contenders that set up at the same time on a GPU."""
+    """Contenders that set up concurrently on a GPU."""
 
     def check(self) -> None:
         """Raise a ``UserError`` for a request that cannot be measured."""

@@ -53,7 +53,7 @@ class StoredNumber(PaperData):
 
 
 class RunCost(PaperData):
-    """What a run cost."""
+    """The cost of a run."""
 
     seconds: Number
     seconds_per_round: Number | None = None
@@ -230,7 +230,7 @@ def record_run(
         record: the finished run.
         run: the same run with the statistics measured on its models.
         runs_at_once: runs that shared the device.
-        is_new: whether this command has done the run. An earlier run keeps its stored cost, environment and date.
+        is_new: whether this command has executed the run. An earlier run keeps its stored cost, environment and date.
     """
     name, cells = _planned_experiment(plan, planned)
     if record.status != "diverged":  # statistics of the model are measured for the chosen cells only

@@ -43,9 +43,9 @@ class Progress(RemoteCallback):
 
 
 class RemainingTime:
-    """The remaining time of one or several runs, which follows from the work done here, measured in complete runs.
+    """Estimates the remaining time of one or several runs from the work done here, measured in complete runs.
 
-    Both are measured from the end of the first round, because it includes compilation and the start of workers.
+    Time and work count from the end of the first round, which includes compilation and the start of workers.
 
     Args:
         runs: number of runs.
@@ -122,7 +122,7 @@ class Lines(Progress):
         print(describe_forecast(forecast), file=sys.stderr, flush=True)
 
     def began(self, run: RunProgress) -> None:
-        """Start to report a run; a resumed one has done some rounds already."""
+        """Start to report a run; a resumed one has completed some rounds already."""
         self.started += 1
         self._all_runs.update(run)
         reported = ReportedRun(self.started, last_round=run.rounds, line_time=time.monotonic())
@@ -223,7 +223,7 @@ class Bars(Progress):
         self._bars.console.print(describe_forecast(forecast), style="dim", highlight=False)
 
     def began(self, run: RunProgress) -> None:
-        """Add the bar of a run; a resumed one has done some rounds already."""
+        """Add the bar of a run; a resumed one has completed some rounds already."""
         self._remaining.update(run)
         total = run.config.training.rounds
         task = self._bars.add_task(run_name(run), total=total, completed=run.rounds, unit="rounds", left="", metrics="")
@@ -259,7 +259,7 @@ class NotebookBars(Progress):
     """
 
     def __init__(self, runs: int = 1) -> None:
-        """Prepare the display; ``runs`` is the number of runs to display."""
+        """Prepare the display of ``runs`` runs."""
         self.runs, self.finished = runs, 0
         self._bars: dict[Config, str] = {}  # HTML by run
         self._output: Any = None  # IPython's handle of the displayed HTML

@@ -7,10 +7,10 @@ Rules:
 2. When the buffer is full, the server updates its model, which increases its version, and empties the buffer.
 3. All clients that arrive at one instant are replaced together, after the last of them has been processed. Their
    replacements start from the model of that moment.
-4. Replacements are drawn among the available clients that are not in flight. If nobody is in flight and nobody has
+4. Replacements are drawn among the available clients that are not in flight. If no client is in flight and none has
    started from this version yet, the server samples a whole cohort, as in a synchronous round.
 5. If too few clients are available, the server looks again after ``wait_seconds``, then after twice as long, and so on,
-   or earlier if a client arrives. If nobody is in flight and nobody is available, the round ends without progress after
+   or earlier if a client arrives. If no client is in flight or available, the round ends without progress after
    ``wait_seconds``.
 """
 
@@ -115,7 +115,7 @@ class ArrivalSimulation:
         self.state = SimulationState(version=first_version, free=concurrency)
 
     def next_update(self) -> ServerUpdate:
-        """Simulate until the buffer is full, or until nobody is in flight or available."""
+        """Simulate until the buffer is full, or until no client is in flight or available."""
         state, dispatched, wait = self.state, list[Flight](), self._wait_seconds
         while True:
             instant_is_over = not state.in_flight or state.in_flight[0].time > state.time
@@ -141,7 +141,7 @@ class ArrivalSimulation:
         """Advance to the next version."""
         state = self.state
         idle = tuple(state.idle_versions)
-        # A version ends without progress only if nobody is in flight, so it matters only to updates in the buffer.
+        # A version ends without progress only if no client is in flight, so it matters only to updates in the buffer.
         oldest = min((flight.version for flight in state.buffer), default=state.version)
         state.idle_versions = [version for version in state.idle_versions if version >= oldest]
         state.idle_versions += [] if arrived else [state.version]

@@ -79,7 +79,7 @@ def discover(
 
 
 def _search(discovery: Discovery, minutes: float | None, jobs: int | None, silent: bool) -> None:
-    """Do the missing candidates; print one line per candidate unless ``silent``."""
+    """Evaluate the missing candidates; print one line per candidate unless ``silent``."""
     from fedflat.experiment.campaign.discover import run_searches
 
     for name, trial in run_searches(discovery, minutes, jobs):

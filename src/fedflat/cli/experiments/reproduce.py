@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SCALES = ("paper", "small")
 NO_DEVIATIONS = ("engine.", "data.dir", "init")
-"""Beginnings of the names of settings that do not change results, or whose change is recorded separately (init)."""
+"""Prefixes of settings that do not change results, or whose change is recorded separately (init)."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 
@@ -181,7 +181,7 @@ def _folder_name(deviations: Deviations) -> str:
 def _run(
     plan: ReproductionPlan, jobs: int | None, silent: bool, results_folder: Path | None
 ) -> tuple[dict[Path, MeasuredRun], UserError | None]:
-    """Do the unfinished runs and measure the models; store the results of all runs in ``results_folder``, if given.
+    """Execute unfinished runs and measure their models; store the results of all runs in ``results_folder``, if given.
 
     Returns:
         The results of all finished runs by folder, and the error of a run that failed, or None.

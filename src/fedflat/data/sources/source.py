@@ -306,7 +306,7 @@ def data_dir(explicit: str | Path | None = None) -> Path:
 def user_cache() -> Path:
     """Return the ``fedflat`` folder in the user's cache (``$XDG_CACHE_HOME``, else ``~/.cache``).
 
-    A user without a home directory, as in some containers, gets a folder that cannot be created, like the user nobody.
+    Without a home directory, as in some containers, it is a path that cannot be created.
     """
     cache = os.environ.get("XDG_CACHE_HOME")
     try:

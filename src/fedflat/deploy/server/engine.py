@@ -161,7 +161,7 @@ class RoundAttempt:
         accepted: clients whose updates were accepted.
         rejected: for each client whose update was rejected, the reason.
         missing: for each client without an update, the reason.
-        required: fewest updates that are enough.
+        required: minimum number of updates.
         start: what the round starts from.
         z: the broadcast model, from which clients start, [parameters].
     """

@@ -213,7 +213,7 @@ def _require_same_client(site: Site, header: Mapping[str, Any]) -> None:
 
 
 def _compute_gradient(request: _Request) -> RecordDict:
-    """Do the first of two phases of a round: return the gradient of all of the site's data at the received model.
+    """Perform the first of two phases of a round: return the gradient of all of the site's data at the received model.
 
     The received arrays are kept in Flower's context for the second phase, ``_train``.
     """

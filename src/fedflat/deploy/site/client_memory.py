@@ -135,7 +135,7 @@ class ClientMemory:
     def next_token(self, token: str | None) -> str:
         """Consume a token and return a new one; if it is None, all earlier ones become invalid.
 
-        Raises ``UserError`` if the token has been used, also by a process that does the same at the same time.
+        Raises ``UserError`` if the token has been used, even by a concurrent process.
         """
         create_folder(self.folder)
         for path in self.folder.glob("*.token") if token is None else [self.folder / f"{token}.token"]:
@@ -150,7 +150,7 @@ class ClientMemory:
     def write_once(self, name: str, text: str) -> str:
         """Write a text to a new file, and return the text of that file, which is an earlier one if it exists.
 
-        The file appears at once and complete, also for a process that does the same at the same time.
+        The file appears atomically, also for a concurrent process that writes it.
         """
         create_folder(self.folder)
         path, own = self.folder / name, self.folder / f"{name}.{os.getpid()}"

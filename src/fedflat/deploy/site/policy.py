@@ -24,7 +24,7 @@ SECURE_ONLY, MINIMUM, SITES, SCORES, PRIVACY = "secure-aggregation", "secure-min
 KEYS = (CLIENT_NUMBER, KEY, STATE_FOLDER, FRESH_STATE, SECURE_ONLY, MINIMUM, SITES, SCORES, PRIVACY)
 """Keys of a node config; hooks of the user may read others."""
 FEWEST = 2
-"""Fewest sites in a sum: a sum of one would reveal the update."""
+"""Minimum number of sites in a sum: a sum of one would reveal the update."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SitePolicy:
         folder: where its client's state is saved.
         may_start_afresh: whether a client without its state may start anew.
         secure_only: whether the server may see only sums of its messages.
-        minimum: smallest threshold of a secure sum, and hence fewest sites in it.
+        minimum: smallest threshold of a secure sum, and hence the minimum number of sites in it.
         reports_scores: whether it answers with metrics on its held-out data.
         privacy: the mechanism that it insists on; None for any, or for none.
     """

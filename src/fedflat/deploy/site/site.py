@@ -167,7 +167,7 @@ class Site:
         """
         privacy = self.training.privacy
         assert privacy is not None
-        with locked(memory.folder, wait=True):  # Flower may handle two messages at the same time
+        with locked(memory.folder, wait=True):  # Flower may handle two messages concurrently
             answers = memory.answers()
             if privacy.exceeds_budget(answers + 1):
                 raise UserError(

@@ -25,7 +25,7 @@ NUMBERS = (LR_SUM, "loss", "steps", "backward_passes", "samples", "examples")
 ROUNDING = 1e-3
 """Relative difference by which a number computed at a site may deviate from the server's own."""
 ENOUGH_TO_COMPARE = 3
-"""Fewest updates whose median norm is meaningful."""
+"""Minimum number of updates for a meaningful median norm."""
 LARGEST_COST = 1e15
 """Most backward passes, and most examples in them, that a client may report for a round."""
 

@@ -111,7 +111,7 @@ class Roster:
 
     @property
     def threshold(self) -> int:
-        """Number of sites that can reveal a secret, and fewest sites in a sum."""
+        """Number of sites that can reveal a secret, and minimum number of sites in a sum."""
         return threshold(len(self.keys), self.deployment.secure_threshold)
 
     def digest(self) -> bytes:

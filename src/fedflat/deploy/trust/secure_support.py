@@ -97,7 +97,7 @@ def secure_weighting(algorithm: Algorithm, clients: int) -> str:
 
 
 def unavailable_means(algorithm: Algorithm, weighting: str, equal_steps: bool) -> list[str]:
-    """Return the fields of ``CohortMeans`` that do not follow from one sum; do all clients take equally many steps?"""
+    """Return the fields of ``CohortMeans`` that do not follow from one sum, given whether clients take equal steps."""
     if algorithm.drift.displacement_divisor is not None:
         return ["displacement", "uniform", "direction"]
     if weighting == "samples":

@@ -290,7 +290,7 @@ class RayEngine:
         return self.cohort_buffers
 
     def prepare(self, training: Training, round: int, clients: list[tuple[int, np.ndarray]]) -> None:
-        """Does nothing: workers draw their batches themselves."""
+        """Do nothing: workers draw their batches themselves."""
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Examples]

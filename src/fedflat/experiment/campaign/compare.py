@@ -73,7 +73,7 @@ def compare(
         seeds: number of seeds (0, 1, ...), or the seeds themselves.
         out: folder for the runs. Finished runs in it are loaded, interrupted ones resumed.
         callbacks: callbacks of all runs.
-        jobs: number of runs at the same time; default: one per core if runs are small, otherwise one.
+        jobs: number of concurrent runs; default: one per core if runs are small, otherwise one.
         user_objects: user-supplied ``data``, ``model`` and ``task``.
 
     Yields:
@@ -162,7 +162,7 @@ def run_each(
         configs: the runs.
         folders: the folder of each run; None if the run is not saved.
         callbacks: callbacks of all runs.
-        jobs: number of runs at the same time; default: one per core if runs are small, otherwise one.
+        jobs: number of concurrent runs; default: one per core if runs are small, otherwise one.
         user_objects: user-supplied ``data``, ``model`` and ``task``.
     """
     inputs = CurrentInputs(user_objects)
@@ -267,7 +267,7 @@ def existing_run(config: Config, path: Path | None, inputs: CurrentInputs | None
 def parallel_runs(
     configs: Sequence[Config], callbacks: tuple[Callback, ...], jobs: int | None, user_objects: dict[str, Any]
 ) -> int:
-    """The number of runs to do at the same time.
+    """The number of concurrent runs.
 
     Args:
         configs: the runs; only the first is examined for engine and size.
@@ -276,7 +276,7 @@ def parallel_runs(
         user_objects: user-supplied ``data``, ``model`` and ``task``.
 
     Raises:
-        UserError: ``jobs`` is more than one, but the runs cannot be done in other processes.
+        UserError: ``jobs`` is more than one, but the runs cannot execute in other processes.
     """
     runs = len(configs)
     if jobs == 1 or runs < 2:
@@ -294,7 +294,7 @@ def parallel_runs(
 def _obstacle_to_processes(
     configs: Sequence[Config], callbacks: tuple[Callback, ...], user_objects: dict[str, Any]
 ) -> str:
-    """Why runs cannot be done in child processes; empty if they can."""
+    """Why runs cannot execute in child processes; empty if they can."""
     workers = configs[0].engine.workers
     for callback in callbacks:
         if not isinstance(callback, RemoteCallback):

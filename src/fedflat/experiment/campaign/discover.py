@@ -221,14 +221,14 @@ def _count_combinations(search: SlotSearch) -> tuple[int, int, Values]:
 def run_searches(
     discovery: Discovery, minutes: float | None = None, jobs: int | None = None
 ) -> Iterator[tuple[str, Trial]]:
-    """Do the missing candidates of all searches; yields each with the name of its search.
+    """Evaluate the missing candidates of all searches; yields each with the name of its search.
 
     Every search has the same share of the time. Time before an interruption counts.
 
     Args:
         discovery: the planned searches.
-        minutes: time limit of all searches together; default: as the file says.
-        jobs: number of candidates at the same time; default: as the file says.
+        minutes: time limit of all searches together; default: as in the file.
+        jobs: number of concurrent candidates; default: as in the file.
     """
     limit = minutes or discovery.file.minutes
     share = 60 * limit / len(discovery.searches) if limit else math.inf

@@ -82,7 +82,7 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> SweepDisk
     Args:
         configs: the runs.
         keep: the parts that finished runs keep.
-        at_once: number of runs in progress at the same time.
+        at_once: number of concurrent runs.
     """
     sizes: dict[tuple[str, ...], tuple[int, int, int]] = {}
     final_bytes = 0
@@ -95,7 +95,7 @@ def sweep_disk(configs: Sequence[Config], keep: Keep, at_once: int) -> SweepDisk
         removed = sum(getattr(disk, part) for part in keep.removed)
         final_bytes += disk.total - removed
         removed_at_end.append(removed)
-    # At the peak, the runs with the most to delete are unfinished at the same time.
+    # At the peak, the runs with the most to delete are unfinished together.
     return SweepDisk(final_bytes + sum(heapq.nlargest(at_once, removed_at_end)), final_bytes)
 
 

@@ -45,7 +45,7 @@ MAX_PROBING = 60.0
 PROBE_SETTINGS = {"algorithm": "fedavg", "init": None, "init_head": "given", "init_rounds": 0}
 """Settings of all probes: plain SGD from random weights."""
 WITHOUT_TIME = {"clock": None, "policy": "wait", "privacy": None}
-"""Settings with which a round of a probe is the training of its clients, each once."""
+"""Settings that reduce a round of a probe to training each of its clients once."""
 
 
 BF16_SPEEDUPS = {"cnn": "1.4 to 1.7", "resnet18": "1.6 to 1.7"}
@@ -182,7 +182,7 @@ class ProbedSpeed:
     example: float
     """Seconds to evaluate one example."""
     at_once: int
-    """Number of clients that are trained at the same time."""
+    """Number of clients that train concurrently."""
     clients: int
     """Number of clients in the partition."""
     examples: int
@@ -219,7 +219,7 @@ def remaining_work(runs: Iterable[PlannedRun], at_once: int = 1, probing: bool =
 
     Args:
         runs: planned runs.
-        at_once: number of runs at the same time.
+        at_once: number of concurrent runs.
         probing: whether to probe; otherwise the estimated ``seconds`` are None.
     """
     runs = list(runs)
@@ -243,7 +243,7 @@ def _probed_seconds(remaining: Sequence[tuple[Config, int]], at_once: int) -> fl
 
     Args:
         remaining: for each run its config and number of remaining rounds.
-        at_once: number of runs that will run at the same time.
+        at_once: number of concurrent runs.
     """
     start, seconds = time.monotonic(), 0.0
     speeds: dict[Config, ProbedSpeed] = {}
@@ -262,7 +262,7 @@ def _probed_seconds(remaining: Sequence[tuple[Config, int]], at_once: int) -> fl
 def _probe_config(config: Config, at_once: int) -> Config:
     """A config that times a run by its first rounds, with plain SGD; runs that differ only in seed or lr share it.
 
-    If several runs will run ``at_once``, each trains in one process, and so does its probe.
+    If several runs execute concurrently (``at_once``), each trains in one process, and so does its probe.
     """
     return config.changed(
         **PROBE_SETTINGS,
@@ -321,7 +321,7 @@ def probe(config: Config) -> ProbedSpeed:
 
 
 def _build_quietly(config: Config) -> tuple[Run, _Timestamps]:
-    """Build a run without showing its warnings; returns the run and the times of the rounds that it will do."""
+    """Build a run without showing its warnings; returns the run and the times of its rounds."""
     times = _Timestamps()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -329,7 +329,7 @@ def _build_quietly(config: Config) -> tuple[Run, _Timestamps]:
 
 
 def _execute_quietly(run: Run, rounds: int) -> None:
-    """Do the first rounds of a run without showing its warnings."""
+    """Execute the first rounds of a run without showing its warnings."""
     with warnings.catch_warnings(), closing(run.train_rounds()) as steps:
         warnings.simplefilter("ignore")
         for _ in islice(steps, rounds):

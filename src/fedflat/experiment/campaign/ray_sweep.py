@@ -39,7 +39,7 @@ QUEUED_RUNS = 1
 
 
 class UnfitNode(UserError):
-    """A node cannot do any run of the sweep. The sweep stops, because runs sent to this node would all fail quickly."""
+    """A node cannot execute any run. The sweep stops, because all runs sent to this node would fail quickly."""
 
 
 class RunResources(NamedTuple):
@@ -138,7 +138,7 @@ class ClusterSchedule:
         return 1 / math.ceil(max(1, (self.jobs or 1) / gpus))
 
     def _check_nodes(self) -> None:
-        """Raise a ``UserError`` if no node can ever do one of the submitted runs, for which Ray would wait forever."""
+        """Raise a ``UserError`` if no node can ever execute a submitted run, for which Ray would wait forever."""
         nodes = self.ray.nodes()
         for needs in {self._resources(self.tasks[index].config) for index in self.running.values()}:
             if not any(needs.fit_on(node) for node in nodes):
@@ -194,7 +194,7 @@ def run_on_cluster(
     Args:
         tasks: tasks with absolute folders that all nodes share.
         address: the cluster's ``HOST:PORT``, or ``auto``.
-        jobs: largest number of runs at the same time; default: as many as the cluster has cores.
+        jobs: largest number of concurrent runs; default: as many as the cluster has cores.
         callbacks: callbacks that can observe runs in other processes.
         marker: a file in the shared folder, by which nodes recognise that they share it.
     """
@@ -217,7 +217,7 @@ def run_on_cluster(
 
 
 def run_on_node(version: str, packed: bytes) -> None:
-    """Do a run on the node that Ray chose.
+    """Execute a run on the node that Ray chose.
 
     Args:
         version: version of fedflat that submitted the run; a node with another one refuses it.

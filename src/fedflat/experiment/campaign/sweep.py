@@ -1,6 +1,6 @@
 """Sweeps: each combination of settings in a sweep file is a run in its own folder.
 
-Several processes may share the folder of a sweep. Each run is then done once, by one of them.
+Several processes may share the folder of a sweep. Each run is then executed once, by one of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SweepResult(NamedTuple):
     record: Record | None
     """None if the run failed."""
     by: Literal["here", "before", "elsewhere"]
-    """Who did the run: this call, an earlier call, or another process during this call."""
+    """Who executed the run: this call, an earlier call, or another process during this call."""
     error: UserError | None = None
 
 
@@ -218,7 +218,7 @@ class AlreadyFinished(LockedError):
 
 
 class LockedRun(NamedTuple):
-    """A run of a sweep, done by whichever process locks its folder first."""
+    """A run of a sweep, executed by whichever process locks its folder first."""
 
     config: Config
     folder: Path
@@ -249,15 +249,15 @@ def run_sweep(
     jobs: int | None = None,
     on_wait: Callable[[int], None] = lambda runs: None,
 ) -> Iterator[SweepResult]:
-    """Do all unfinished runs of a sweep and yield results as they arrive; a run that fails does not stop the others.
+    """Execute all unfinished runs of a sweep and yield results as they arrive; a failing run does not stop the others.
 
-    Several processes may run the same sweep; each run is done by one of them. At the end, this process waits for the
+    Several processes may run the same sweep; one of them executes each run. At the end, this process waits for the
     runs that others hold, and resumes those whose process was killed.
 
     Args:
         sweep: the planned sweep.
         callbacks: callbacks of all runs.
-        jobs: number of runs at the same time; default: as the file says.
+        jobs: number of concurrent runs; default: as in the file.
         on_wait: called with the number of runs held by other processes before waiting for them.
     """
     # This also rejects folders that hold runs with other settings or data, before any run starts.
@@ -311,7 +311,7 @@ def _clean_up(run: SweepRun, keep: Keep) -> None:
 
 
 def _load_result(run: SweepRun, by: Literal["before", "elsewhere"]) -> SweepResult:
-    """The result of a run that was done before or elsewhere; an error if its files are damaged."""
+    """The result of a run that was executed before or elsewhere; an error if its files are damaged."""
     try:
         return SweepResult(run, load_record(run.folder), by)
     except DamagedFile as error:
@@ -319,7 +319,7 @@ def _load_result(run: SweepRun, by: Literal["before", "elsewhere"]) -> SweepResu
 
 
 def _result(run: SweepRun, outcome: Record | UserError) -> SweepResult:
-    """The result of a run that this call has tried to do."""
+    """The result of a run that this call has attempted."""
     if isinstance(outcome, AlreadyFinished):
         return _load_result(run, "elsewhere")
     if isinstance(outcome, UserError):
@@ -328,7 +328,7 @@ def _result(run: SweepRun, outcome: Record | UserError) -> SweepResult:
 
 
 def _start_runs(sweep: Sweep, runs: Sequence[SweepRun], callbacks: tuple[Callback, ...], jobs: int | None) -> Results:
-    """Do runs on a Ray cluster, in child processes or in this process, as the file and ``jobs`` demand."""
+    """Execute runs on a Ray cluster, in child processes or in this process, depending on the file and ``jobs``."""
     file = sweep.file
     if file.ray_address is not None:
         from fedflat.experiment.campaign.ray_sweep import run_on_cluster
@@ -344,12 +344,12 @@ def _start_runs(sweep: Sweep, runs: Sequence[SweepRun], callbacks: tuple[Callbac
 
 
 def _requested_jobs(sweep: Sweep, jobs: int | None) -> int | None:
-    """The number of jobs given by the caller or by the file, or one per listed GPU; None if there is none of these."""
+    """The number of jobs given by the caller or by the file, or one per listed GPU; None without any of these."""
     return jobs or sweep.file.jobs or len(sweep.file.devices) or None
 
 
 def runs_at_once(sweep: Sweep, jobs: int | None = None) -> int:
-    """The number of runs of a sweep that will run at the same time; on a cluster, an upper bound."""
+    """The number of concurrent runs of a sweep; on a cluster, an upper bound."""
     if sweep.file.ray_address is not None:
         return min(len(sweep.runs), jobs or sweep.file.jobs or len(sweep.runs))
     return parallel_runs([run.config for run in sweep.runs], (), _requested_jobs(sweep, jobs), {})

@@ -194,7 +194,7 @@ def check_scoring(config: Config) -> None:
 def run_search(
     search: Search, callbacks: tuple[Callback, ...] = (), on_wait: Callable[[int], None] = lambda trials: None
 ) -> Iterator[Trial]:
-    """Do the missing trials one after another and yield those done here; trials of killed processes are resumed.
+    """Run the missing trials one after another and yield those run here; trials of killed processes are resumed.
 
     A search by a single process is reproducible, no matter how often it is interrupted.
 
@@ -227,13 +227,13 @@ def run_search(
 def run_search_in_parallel(
     search: Search, jobs: int | None = None, on_wait: Callable[[int], None] = lambda trials: None
 ) -> Iterator[Trial]:
-    """Do the missing trials in several processes and yield each as it finishes.
+    """Run the missing trials in several processes and yield each as it finishes.
 
     Later trials depend on which earlier ones have finished, so only a search with one job is reproducible.
 
     Args:
         search: the search.
-        jobs: number of trials at the same time; default: as the file says.
+        jobs: number of concurrent trials; default: as in the file.
         on_wait: called with the number of trials held by other processes before waiting for them.
     """
     requested, left = jobs or search.file.jobs or len(search.file.devices) or 1, _trials_left(search)
@@ -244,7 +244,7 @@ def run_search_in_parallel(
 
 
 def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
-    """Let ``at_once`` processes do trials and yield them; a process that dies leaves its trial unfinished.
+    """Let ``at_once`` processes run trials and yield them; a process that dies leaves its trial unfinished.
 
     If a GPU fails, the trial has failed, and a new process takes the place of the old one.
     """
@@ -275,7 +275,7 @@ def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
 
 
 def _serve_search(pipe: Connection, search: Search) -> None:
-    """Main function of a child: do trials until none is left, and send each to the parent."""
+    """Main function of a child: run trials until none is left, and send each to the parent."""
     try:
         for trial in run_search(search):
             pipe.send(trial)
@@ -357,7 +357,7 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
 
 
 def _run_or_load(search: Search, config: Config, folder: Path, callbacks: tuple[Callback, ...]) -> Record:
-    """Do a run of a trial, or load it if it is already finished."""
+    """Execute a run of a trial, or load it if it is already finished."""
     try:
         return LockedRun(config, folder, search.file.keep).execute(callbacks)
     except AlreadyFinished:
@@ -367,7 +367,7 @@ def _run_or_load(search: Search, config: Config, folder: Path, callbacks: tuple[
 def evaluate_best(search: Search) -> dict[str, Any]:
     """Evaluate the best trial on the test set, write ``best.json`` and return its content.
 
-    The evaluation is done once; a second call returns the same numbers.
+    The model is evaluated once; a second call returns the same numbers.
     """
     study = open_study(search)
     best = study.best()

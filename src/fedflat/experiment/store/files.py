@@ -76,7 +76,7 @@ def write_atomically(path: Path, data: bytes | str, exclusive: bool = False, mod
     Args:
         path: the file.
         data: its new content.
-        exclusive: whether a lock keeps others from writing the file at the same time. The temporary file then has a
+        exclusive: whether a lock keeps others from writing the file concurrently. The temporary file then has a
             fixed name, so that the next write replaces one that a killed process has left.
         mode: permissions of the file, before the umask is applied.
 

@@ -42,7 +42,7 @@ class SynchronousTimeline(TimedTimeline):
         setup, wanted = self.setup, self.sampler.clients_per_round
         size = self._policy.cohort_size(wanted, len(setup.indices))
         sampled = np.array(self.sample(round, size, self.seconds), dtype=np.int64)
-        if not len(sampled):  # nobody is available
+        if not len(sampled):  # no client is available
             self._duration, self._wasted_downloads = WAIT_SECONDS, 0
             return []
         plan, seed = setup.training.plan, setup.config.seed
