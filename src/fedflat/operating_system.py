@@ -1,4 +1,4 @@
-"""The calls that differ between operating systems; all other code is the same everywhere.
+"""Calls that differ between operating systems; all other code is portable.
 
 Linux and macOS have all of them. Windows has no fork: child processes are spawned instead, except those of the warm
 Flower executor, which raises a clear error. Locks (filelock) and shared memory (torch) are portable already.

@@ -253,7 +253,7 @@ def load_unchanged(plugins: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def changed_plugins(plugins: Mapping[str, str]) -> list[str]:
-    """The file names of a run's plugins whose content at that time is not loaded in this process.
+    """The file names of a run's plugins whose content of that time is not loaded in this process.
 
     Args:
         plugins: sha256 of each plugin when the run began, by absolute path.

@@ -257,7 +257,7 @@ def parse_flatness(text: str) -> dict[str, Any]:
 
 
 def forbidden_character(text: str) -> str:
-    """What no name or path in a config may contain, if ``text`` contains it; otherwise empty.
+    """Describe characters in ``text`` that no name or path in a config may contain; empty if there are none.
 
     >>> forbidden_character("a\\0b"), forbidden_character("µ.npz")
     ('a NUL character', '')

@@ -16,7 +16,7 @@ _BASE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten t
 
 
 class _Loader(_BASE_LOADER):  # type: ignore[misc,valid-type]
-    """A safe loader that rejects a key that is given twice, of which YAML would silently use the last."""
+    """A safe loader that rejects duplicate keys, of which YAML would silently use the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Hashable] = set()

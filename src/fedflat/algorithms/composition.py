@@ -168,7 +168,7 @@ SLOT_NAMES = {
     "weights": "client weights",
     "averages": "average",
 }
-"""The slots as they are called in messages and documentation."""
+"""Names of the slots in messages and documentation."""
 SETTINGS = {
     "silobn": "--set training.statistics=own",
     "mixup": "--augmentation mixup",
@@ -317,7 +317,7 @@ def _with_part(base: Algorithm, call: Call, text: str, filled_slots: set[str]) -
 
 
 def _replacement(base: Algorithm, call: Call, text: str) -> str:
-    """The end of an error message: how to write an algorithm in which a part replaces that of the named algorithm.
+    """The end of an error message: an algorithm in which a part replaces that of the named algorithm.
 
     Args:
         base: the algorithm without both parts.

@@ -1,4 +1,4 @@
-"""Calls of a part's methods that turn mistakes in a user's part into clear errors."""
+"""Calls a part's methods, and turns mistakes in a user-defined part into clear errors."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _explanation(error: KeyError) -> str | None:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """Ask whether a similar name was meant; empty if there is none."""
+    """Suggest a similar name; empty if there is none."""
     close = get_close_matches(name, sorted(set(known) - {name}), n=1)
     return f"did you mean '{close[0]}'?" if close else ""
 

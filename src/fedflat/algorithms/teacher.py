@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Teacher(NamedTuple):
-    """A fixed model whose predictions the client's model is to match, and the term that measures the mismatch.
+    """A fixed model whose predictions the client's model should match, and the term that measures the mismatch.
 
     The term is the mean over a batch of KL(p_e, p_y) with p = softmax(logits / temperature), for the client's model y
     and the teacher e, which receives no gradient. It costs one forward pass of the teacher.
@@ -20,7 +20,7 @@ class Teacher(NamedTuple):
     """Weights of the teacher, shape (P,)."""
     temperature: float
     weight: float = 1.0
-    """Factor of the term."""
+    """Weight of the term."""
     with_loss: bool = True
     """Whether the term is added to the loss; otherwise it replaces the loss."""
 

@@ -58,14 +58,14 @@ COMMANDS = {
 }
 """For each panel of the help, its commands and their modules."""
 OTHER_NAMES = {"--model": "average"}
-"""Options that have another meaning in other commands, with the parameter that was probably meant."""
+"""Options that mean something else in other commands, with the parameter that was probably meant."""
 
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
     """Turn expected errors into one line on stderr and an exit code; print warnings of fedflat as one line each.
 
-    Expected errors are those of the user (``UserError``), Ctrl-C, and files or disks that cannot be used.
+    Expected errors are user errors (``UserError``), Ctrl-C, and files or disks that cannot be used.
     """
     try:
         with _one_line_warnings():
@@ -129,7 +129,7 @@ class Application(CommandGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Invoke a command and report its errors as messages, three of them with a remedy.
+        """Invoke a command and report its errors as messages; three kinds of errors suggest a fix.
 
         If a plugin of a run is missing, the message contains the command with ``--plugin``. For another framework's
         option, such as ``--epochs``, it suggests ours. For the argument ``lr=0.1``, it suggests ``--set lr=0.1``.
@@ -194,7 +194,7 @@ def _accept_commas(option: Any) -> None:
 
 
 def _plugin_option() -> Any:
-    """The option ``--plugin``, taken from a command of its own: Typer's classes of options differ between versions."""
+    """The option ``--plugin``, built by a dummy command because Typer's option classes differ between versions."""
     help = f"Python file that registers your own components; repeatable (also: ${PLUGINS_VARIABLE})"
     option_only = typer.Typer(add_completion=False)
 
@@ -202,7 +202,7 @@ def _plugin_option() -> Any:
     def command(
         plugin: list[str] = typer.Option([], "--plugin", metavar="FILE.py", help=help, show_default=False),
     ) -> None:
-        """Nothing: only the option is used."""
+        """Do nothing; only the option is used."""
 
     return typer.main.get_command(option_only).params[0]
 
@@ -268,7 +268,7 @@ def build(words: Sequence[str] | None = None) -> typer.Typer:
 
 
 def _not_imported() -> None:
-    """Stand for a command that is only listed."""
+    """Placeholder for a command that is listed but not imported."""
 
 
 @cache

@@ -117,7 +117,7 @@ def partition_spec(text: str) -> PartitionSpec:
     return PartitionSpec(name, partitioner, ordered)
 
 
-# Numbers of the random streams; each modifier has its own.
+# Numbers of the random streams; each modifier has a separate one.
 _DIVIDE_STREAM, _VALIDATION_STREAM = 0x5911, 0x401D
 
 Labels = torch.Tensor | IntArray

@@ -87,7 +87,7 @@ def client(train: TrainFunction) -> Callable[[Message, Context], Message]:
 
 
 class ClientTask:
-    """One round of one client: what the server sent, and what the client keeps and answers.
+    """One round of one client: the server's message, the client's state and its reply.
 
     The records that fedflat's server added are removed from the message, so that the training function sees those of
     any Flower server.

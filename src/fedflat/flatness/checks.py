@@ -1,4 +1,4 @@
-"""Checks of a loss before it is measured (finite, deterministic, a mean), and of models before they are compared."""
+"""Checks a loss before it is measured (finite, deterministic, a mean), and models before they are compared."""
 
 from __future__ import annotations
 

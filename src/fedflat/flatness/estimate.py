@@ -1,4 +1,4 @@
-"""Mean of random draws with a confidence interval."""
+"""Means of random draws with confidence intervals."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class GaussianMechanism:
         return self.budget is not None and self.epsilon(rounds) > self.budget
 
     def describe(self, rounds: int) -> str:
-        """Describe the guarantee after a number of rounds, or up to the budget, in a line."""
+        """Describe the guarantee after a number of rounds, or up to the budget, in one line."""
         place = "local" if self.is_local else "central"
         cost = f"epsilon {self.epsilon(rounds):.3g} after {counted(rounds, 'round')}"
         if self.exceeds_budget(rounds):

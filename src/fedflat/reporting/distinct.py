@@ -17,8 +17,8 @@ def drop_repeated(
 ) -> tuple[list[Record], list[tuple[str, str]]]:
     """Drop runs that repeat another one, which would count a seed twice.
 
-    Of repeated runs, one that ended remains. If several ended, it is one with flatness measurements, otherwise the
-    first.
+    Among repeated runs, one that ended is kept. If several ended, one with flatness measurements is kept, otherwise
+    the first.
 
     Args:
         records: the runs.

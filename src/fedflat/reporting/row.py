@@ -48,7 +48,7 @@ class Row:
 
     @property
     def drawn(self) -> list[Record]:
-        """The runs of the mean curve. Diverged runs would end it early, so they are used only if all runs diverged."""
+        """The runs of the mean curve. Diverged runs would cut it short, so they are used only if all runs diverged."""
         evaluated = [record for record in self.records if record.history]
         return [record for record in evaluated if record.status != "diverged"] or evaluated
 
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def last_metrics(self) -> dict[str, dict[int, float]]:
-        """The last values of all metrics of the model, by name and seed; of the runs that means include."""
+        """The last values of all metrics of the model, by name and seed, for the runs that means include."""
         metrics: dict[str, dict[int, float]] = {}
         for record in self.averaged:
             last = record.history[-1]["test"].get(self.model, {}) if record.history else {}

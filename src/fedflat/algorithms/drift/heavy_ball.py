@@ -1,4 +1,4 @@
-"""Heavy-ball momentum in local steps: what GHBM, LocalGHBM and FedHBM share."""
+"""Heavy-ball momentum in local steps: base classes of GHBM, LocalGHBM and FedHBM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fedflat bench: seconds per round, against a bound and other simulators."""
+"""fedflat bench: seconds per round, compared with a bound and other simulators."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def compare(
                 records.append(record)
                 display.count_run()
     except KeyboardInterrupt:
-        # Runs finish in any order, so more may have finished than the records that have arrived.
+        # Runs finish in any order, so more may have finished than records have arrived.
         finished = finished_runs(out, algorithms, seed_list)
         raise Interrupted(
             f"{finished} of {total_runs} runs finished; repeat the command with --out {quote(str(out))} to continue: "

@@ -113,7 +113,7 @@ def evaluate(
     _print_evaluation(evaluation, heading, missing, NOUNS if has_domains else NOUNS | {"domains": GROUP})
     # With several columns, which have different units, all values are those of standardised targets.
     if evaluation.metric == "rmse" and len(load_data(record.config).target_std) == 1:
-        note = "The loss is that of standardised targets; rmse and mae are in the target's units."
+        note = "The loss is computed on standardised targets; rmse and mae are in the target's units."
         screen().print(f"\n{note}", style="dim")
 
 
@@ -234,7 +234,7 @@ def _entry_table(part: str, noun: str, entries: dict[str, dict[str, float]], met
 
     Args:
         part: ``classes``, ``domains`` or ``corruptions``.
-        noun: what one of them is called.
+        noun: the noun for one of them, e.g. ``class``.
         entries: for each of them, its metrics and its number of examples.
         metric: name of the primary metric.
     """

@@ -1,4 +1,4 @@
-"""fedflat new: templates of user-defined algorithms, server optimisers, datasets and models."""
+"""fedflat new: templates for user-defined algorithms, server optimisers, datasets and models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUN_ARGUMENTS = {
 }
 """Arguments of ``fedflat run`` that use a component, by kind."""
 CLASS_SUFFIXES = {"algorithm": "Drift", "server": "Optimiser", "dataset": "", "model": "Model"}
-"""The end of the class name in each template, which a name such as my-model may already have."""
+"""Suffix of the class name in each template; a name such as my-model may already end in it."""
 
 
 def new(

@@ -70,7 +70,7 @@ def landscape(
     opening: ModelFlags,
     output: OutputFlags,
 ) -> None:
-    """Plot the loss around models along filter-normalised random directions, on one scale.
+    """Plot the loss around models along filter-normalised random directions, on a common scale.
 
     Example: fedflat flatness landscape runs/fedavg-digits-seed0 runs/fedsam-digits-seed0 --points 21 --examples 500
     """

@@ -44,7 +44,7 @@ STATUS_STYLE = {
     "silent": "yellow",
     "diverged": "bold red",
 }
-"""Colours of a run's status; ``silent`` is a run that was probably killed."""
+"""Colours of a run's status; a ``silent`` run was probably killed."""
 
 
 def current_status(record: Record) -> str:
@@ -219,7 +219,7 @@ def _describe_status(record: Record, rounds: int | None) -> Text:
         details = f": {record.reason}"
     elif rounds is None:
         details = " before its first evaluation"
-    elif status == "interrupted":  # later rounds left no trace
+    elif status == "interrupted":  # later rounds were not recorded
         details = f"; last evaluation: round {rounds} of {total}"
     else:
         details = f" after {rounds} of {total} rounds"

@@ -42,7 +42,7 @@ def screen(stderr: bool = False) -> Console:
 
 
 def show_loading(silent: bool) -> None:
-    """Print on a terminal that a command has started: until its first progress, it imports PyTorch and loads data."""
+    """Print on a terminal that a command has started, because importing PyTorch and loading data take seconds."""
     if not silent and sys.stderr.isatty():
         print("loading PyTorch and the data ...", file=sys.stderr, flush=True)
 

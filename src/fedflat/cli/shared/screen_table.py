@@ -42,7 +42,7 @@ class TableColumn:
 
     @property
     def natural_width(self) -> int:
-        """Width at which no cell needs more lines than it has."""
+        """Width at which no line of a cell wraps."""
         return max(len(line) for text in self._texts() for line in text.split("\n"))
 
     @property
@@ -134,7 +134,7 @@ def column_widths(columns: Sequence[TableColumn], width: int) -> list[int]:
     while sum(widths) > available and max(widths) > 1:
         reducible = [index for index in range(len(widths)) if widths[index] > smallest[index]]
         best_cost: tuple[int, int] | None = None
-        # If no column can be narrowed without breaking a word, the widest one is.
+        # If no column can be narrowed without breaking a word, the widest one is narrowed.
         for index in reducible or [widths.index(max(widths))]:
             narrower = columns[index].heights(widths[index] - 1)
             cells_by_row = zip(*heights[:index], narrower, *heights[index + 1 :], strict=True)

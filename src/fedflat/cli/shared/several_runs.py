@@ -175,7 +175,7 @@ def verdict(comparison: Comparison, missing: int = 0) -> str:
 def _conclusion(comparison: Comparison, missing: int) -> str:
     """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
 
-    Rows with the same best mean are called equal. If the first row, which usually is the baseline, is none of these,
+    Rows with the same best mean are called equal. If the first row, usually the baseline, is not one of these,
     the lead over it follows. Rows are not ranked if they are not comparable, or if some runs (including ``missing``
     ones that have not begun) have not finished.
     """

@@ -18,7 +18,7 @@ MAX_SITES = 50
 
 
 def sites_document(record: Record) -> dict[str, Any]:
-    """Return the sites, whose updates did not count, and which nodes were rejected; empty for a simulation."""
+    """Return the sites, those whose updates did not count, and the rejected nodes; empty for a simulation."""
     if record.folder is None or not record.folder.has_real_sites:
         return {}
     from fedflat.deploy.server.federation_file import read_document, site_summaries
@@ -35,7 +35,7 @@ def sites_document(record: Record) -> dict[str, Any]:
 
 
 def describe_secrecy(document: dict[str, Any]) -> dict[str, str]:
-    """Return whether the server of a deployed run sees the update of every site; empty for a simulation."""
+    """Describe whether the server of a deployed run sees the update of every site; empty for a simulation."""
     if "secure_aggregation" not in document:
         return {}
     on = "on: the server sees only sums of what sites send"

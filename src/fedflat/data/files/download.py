@@ -64,8 +64,8 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
 def _locked(part: Path) -> Iterator[None]:
     """Wait until no other process downloads to ``part``.
 
-    The lock's file stays if the download fails, because processes that wait for it would not exclude those that create
-    it again.
+    The lock file stays if the download fails: processes that wait for a deleted file would not exclude those that
+    create a new one.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{part}.lock")

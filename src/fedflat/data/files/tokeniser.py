@@ -1,4 +1,4 @@
-"""Tokenisers: from texts to numbers of tokens.
+"""Tokenisers convert texts to token ids.
 
 ``bytes`` needs no other package. A folder in Hugging Face layout, a ``tokenizer.json`` file, or any tokeniser of
 ``transformers`` has subwords.
@@ -20,7 +20,7 @@ TOKENISER_VALUES = (
 
 
 class Tokeniser(Protocol):
-    """Converts texts to tokens, numbered from 0."""
+    """Converts texts to token ids, numbered from 0."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

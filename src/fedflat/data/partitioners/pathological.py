@@ -1,4 +1,4 @@
-"""A fixed number of classes per client (McMahan et al. 2017), met exactly."""
+"""Exactly the given number of classes per client (McMahan et al. 2017)."""
 
 from __future__ import annotations
 

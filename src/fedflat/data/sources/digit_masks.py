@@ -1,6 +1,6 @@
 """The scikit-learn digits as a segmentation task: each pixel is background or part of one of ten digits.
 
-Five artificial weather conditions serve as domains. The dataset needs no download and is meant for trying things out;
+Five artificial weather conditions serve as domains. The dataset needs no download and is meant for quick experiments;
 results say nothing about street scenes.
 """
 
@@ -70,7 +70,7 @@ class DigitMasks(DatasetSource):
 
 
 def _add_weather_and_masks(examples: Examples) -> Examples:
-    """Enlarge the digits, derive a mask from the strokes of each, and simulate one of the weather conditions in each.
+    """Enlarge the digits, derive a mask from the strokes of each, and simulate a weather condition in each.
 
     Mask pixels are 0 for the background and the digit plus 1 on its strokes; the weather is the natural client.
     """

@@ -1,4 +1,4 @@
-"""Updates as they arrive: their content, and how to keep and sum them.
+"""Arriving updates: their content, and how to keep and sum them.
 
 Large ones wait on disk, and are summed one at a time, so that memory does not grow with the number of sites.
 """
@@ -31,7 +31,7 @@ LARGE = 2**16
 
 
 def keep_on_disk(arrays: Mapping[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Return the arrays with large ones mapped from a file in a folder, which needs as much space.
+    """Return the arrays, with large ones mapped from a file in ``folder``, which needs as much space.
 
     The file has no name, so it disappears with the arrays, even if the process is killed.
     """

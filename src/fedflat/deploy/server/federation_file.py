@@ -1,4 +1,4 @@
-"""What a run folder says about the sites of a run; it can be read without Flower.
+"""The files of a run folder about its sites; they can be read without Flower.
 
 ``experiment.json`` has the sites, the ledger their accepted updates, and ``sites.json`` their final scores.
 """

@@ -68,13 +68,13 @@ log = logging.getLogger("flwr")
 STATE = "fedflat-secure"
 """Key in a node's context: the secrets of the sum that this site takes part in."""
 ROSTER = ("members", "mask_keys", "box_keys", "examples")
-"""What the server says about the sites of a sum, and each site keeps."""
+"""What the server says about the sites of a sum, and what each site keeps of it."""
 MASKED, CONFIRMED = "masked", "confirmed"
 """Stages of a sum, and what a site states to others in them: with whom it has masks, and who remains."""
 
 
 class SiteSum:
-    """A sum that this site takes part in, as it is when a message about it arrives.
+    """A sum that this site takes part in, in its state when a message about it arrives.
 
     Every method answers one message and raises ``UserError`` if the message does not follow from the previous one.
 
@@ -307,7 +307,7 @@ class SiteSum:
     def _keep(self, stage: str, values: Mapping[str, Any]) -> None:
         """Keep secrets until the next message, which must be the one after ``stage``.
 
-        Flower may handle messages at the same time, with the same secrets. Only one of them gets here.
+        Flower may handle messages concurrently, with the same secrets. Only one of them gets here.
         """
         token = self._memory.next_token(values.get("token"))
         self._context.state[STATE] = ConfigRecord({**values, "stage": stage, "token": token})

@@ -27,7 +27,7 @@ CURVE = ec.SECP384R1()
 ITSELF = ("127.0.0.1", "localhost")
 """Names of the server on its own machine, for which a SuperLink's certificate must be valid too."""
 CLOCK_SKEW = timedelta(minutes=5)
-"""Certificates are valid this long before now, for machines whose clocks are behind."""
+"""Certificates become valid this long before now, for machines whose clocks are behind."""
 HOST_NAME = re.compile(r"(?!.{254})(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 SITE_LIST = "sites.txt"

@@ -33,7 +33,7 @@ MOST_LANES = 16
 LANE_MEMORY = 20 * 2**30
 """Bytes that all lanes together may keep; larger steps use the GPU fully with a few lanes."""
 FEWEST_LANES = 2
-"""Lanes that may exceed ``LANE_MEMORY``, so that one computes while another waits for the host."""
+"""Number of lanes kept even beyond ``LANE_MEMORY``, so that one computes while another waits for the host."""
 BATCHES_AT_ONCE = 5
 """Number of evaluation batches that a GPU processes together if they fit; a single one would leave it partly idle."""
 

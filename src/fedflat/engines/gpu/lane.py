@@ -30,7 +30,7 @@ WARM_UPS = 2
 SELDOM = 8
 """The step for a batch size below the full one is captured only after this many uses, since a capture is slow."""
 HEADROOM = 2
-"""Room for steps in a lane, as a multiple of the steps of its longest client so far."""
+"""Capacity of a lane in steps, as a multiple of the steps of its longest client so far."""
 RESERVE = 2**27
 """Bytes that a graph capture may need in addition to those of a warm-up, because libraries keep memory per stream."""
 

@@ -127,7 +127,7 @@ def _pad_to_multiple(rows: Tensor) -> Tensor:
 
 
 def _replacement(layer: nn.Module) -> type[nn.Module] | None:
-    """The faster class to use for a layer instead of its own; None to keep the layer as it is."""
+    """The faster class to use for a layer instead of its own; None to keep the layer."""
     if type(layer) is nn.GroupNorm and layer.weight is not None and layer.bias is not None:
         return ChannelsLastGroupNorm
     if type(layer) is BasicBlock and _suits_fusion(layer):

@@ -16,7 +16,7 @@ from torch import Tensor
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of images that the kernels read; they compute in float32."""
 CHUNK = 16384
-"""Numbers that a program of a kernel holds at a time."""
+"""Numbers that a kernel program holds at a time."""
 NUMBERS_PER_WARP, MOST_WARPS = 1024, 16
 """Numbers of a chunk that each warp of a program processes, and the largest number of warps."""
 

@@ -1,4 +1,4 @@
-"""fedflat's own kernels: the forward and backward pass of a chain of layers on a CPU, compiled for its shapes.
+"""fedflat's own CPU kernels: the forward and backward pass of a chain of layers, compiled for its shapes.
 
 A step of a small network spends more time in Python and torch than in arithmetic. Here each pass is a single call of a
 C++ function (``kernels.cpp``), on flat vectors of weights. Compiled files are kept in the user's cache.

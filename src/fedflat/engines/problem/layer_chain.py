@@ -36,7 +36,7 @@ class Flatten:
 
 
 Layer = Pool | Relu | Flatten | tuple[str, nn.Conv2d] | tuple[str, nn.Linear]
-"""A layer with parameters is a pair: the name of its module, and the module."""
+"""A layer with parameters is a pair of the module's name and the module."""
 
 NARROW_CHANNELS = 16
 """A convolution with fewer input channels is narrow."""

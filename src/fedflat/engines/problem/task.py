@@ -1,4 +1,4 @@
-"""Tasks: the loss that a model is trained on, the metrics it is judged by, and their sums over batches.
+"""Tasks: the training loss, the metrics, and their sums over batches.
 
 Users may supply their own tasks.
 """

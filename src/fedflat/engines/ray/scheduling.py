@@ -15,7 +15,7 @@ MIN_ITEM_SECONDS = 0.02
 MAX_REMEMBERED_CLIENTS = 2**16
 """Largest number of clients whose cost is remembered."""
 NOISE_FACTOR = 1.25
-"""Factor by which a client's cost must differ from the mean to count as more than noise."""
+"""Factor by which a client's cost must differ from the mean to count as a real difference."""
 
 
 class ClientCosts:

@@ -113,7 +113,7 @@ class StoredStates:
         return positions, list(arguments.values())
 
     def record(self, context: RoundContext, stored: Sequence[Place], state_bytes: int) -> list[StoredState]:
-        """Record the new states of a cohort, given by their references and nodes; returns them in the same order.
+        """Record the new states of a cohort, given their references and nodes; returns them in the same order.
 
         ``state_bytes`` is the size of one state in bytes. Older states are dropped if all take too many bytes.
         """

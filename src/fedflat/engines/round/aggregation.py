@@ -1,4 +1,4 @@
-"""How the rows of a cohort become one: weights, bit-reproducible weighted sums, and robust centres."""
+"""How the rows of a cohort are combined: weights, bit-reproducible weighted sums, and robust centres."""
 
 from __future__ import annotations
 

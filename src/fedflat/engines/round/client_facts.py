@@ -1,4 +1,4 @@
-"""What some algorithms need to know about a client: gradients at the model from which it starts, and label counts."""
+"""Facts about a client that some algorithms need: gradients at the model from which it starts, and label counts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _gradient(
 
 
 def label_scalars(problem: Problem, training: Training, indices: np.ndarray) -> State:
-    """What the client weights measure of a client's labels, by name; empty unless they need labels.
+    """The scalars that the client weights compute from a client's labels, by name; empty unless they need labels.
 
     ``indices`` are the int64 positions of the client's examples in the training set [examples].
     """

@@ -99,7 +99,7 @@ class Replay:
         if depends_on_time(self.config):
             raise UserError(
                 f"the cohorts of this run depend on its clock and policy ({self.config.federation.policy}), "
-                "so its rounds cannot be repeated; choose clients by number, or a run without them"
+                "so its rounds cannot be repeated; choose clients by number, or a run without virtual time"
             )
         return self._sampler(self.config.seed, round)
 

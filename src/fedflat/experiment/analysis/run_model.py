@@ -243,10 +243,10 @@ class RunModel:
         Args:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
-            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             examples: number of examples per subset; default: all examples, in one objective.
             subsets: number of subsets, drawn with the seeds ``seed``, ``seed + 1``, ...
             seed: seed of the first subset.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
         """
         objective = self.objective(on, client=client, batch_size=batch_size)
         if examples is None or examples == objective.examples:
@@ -271,8 +271,8 @@ class RunModel:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
             examples: number of examples, drawn at random; default: all.
-            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             seed: seed of the sampled examples and of the start vector.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             **options: further arguments of ``spectrum_of``.
         """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch_size=batch_size)
@@ -296,8 +296,8 @@ class RunModel:
             on: ``train`` (the training data of all clients) or ``test``.
             client: use only the training data of this client.
             examples: number of examples, drawn at random; default: all.
-            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             seed: seed of the sampled examples and of random directions.
+            batch_size: examples per batch; default: at most 1000, fewer if the inputs are large.
             **options: further arguments of ``sharpness_of``.
         """
         (objective,) = self.objectives(on, client=client, examples=examples, seed=seed, batch_size=batch_size)

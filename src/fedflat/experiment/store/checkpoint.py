@@ -235,7 +235,7 @@ def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
 
 
 def _read(folder: RunFolder, file: str) -> Checkpoint:
-    """Read a checkpoint file; raises ``DamagedFile`` if it is none."""
+    """Read a checkpoint file; raises ``DamagedFile`` if it is not one."""
     tensors, header = folder.read_tensors(file)
     if not header.keys() >= _HEADER:
         raise DamagedFile(f"{folder.path / file} is not a checkpoint; restore it, {folder.remedy}")

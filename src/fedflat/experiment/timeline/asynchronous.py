@@ -97,7 +97,7 @@ class AsynchronousTimeline(TimedTimeline):
     """Keeps ``clients_per_round`` clients in flight; a round is one update of the server model.
 
     Clients draw their batches by the version from which they start. A client that starts from one version several
-    times draws other batches each time: its k-th repetition uses the random numbers of client ``number + k clients``.
+    times draws other batches each time: its k-th repetition uses the random numbers of client ``number + k * clients``.
     """
 
     def __init__(self, setup: TimelineSetup) -> None:

@@ -38,7 +38,7 @@ class Krylov:
 
     Args:
         operator: the matrix H.
-        room: maximum number of vectors in the basis; at most the number P of rows of H.
+        room: maximum number of vectors in the basis; at most P, the number of rows of H.
         seed: seed of random vectors.
         first: the vector to start from, [P]; default: a random one.
 

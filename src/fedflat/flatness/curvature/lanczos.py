@@ -193,7 +193,7 @@ def _check_request(operator: Operator, wanted: Ends | Largest, tolerance: float,
 
 
 def _have_converged(ritz: Ritz, wanted: Ends | Largest, tolerance: float, dtype: torch.dtype) -> np.ndarray:
-    """Return for each Ritz value, an approximate eigenvalue, whether further steps are useless, [size].
+    """Return for each Ritz value, an approximate eigenvalue, whether it needs no further steps, [size].
 
     The part of its residual that further steps can reduce must be below ``tolerance`` times the magnitude that
     ``wanted`` chooses, or below the rounding error of products in ``dtype``.

@@ -46,7 +46,7 @@ MAX_GRID = 1_000_000
 
 
 def check_grid_size(models: int) -> None:
-    """Raise a ``UserError`` if evaluating this number of points would take days."""
+    """Raise a ``UserError`` if there are too many points to evaluate."""
     if models > MAX_GRID:
         raise UserError(
             f"this landscape has {models} points, each a model to evaluate: at 10 ms each they take "

@@ -99,7 +99,7 @@ QUANTITIES = {
     "sigma": Quantity("noise of gradients within a client", ("constants", "noise")),
     "sigma_g": Quantity("heterogeneity of gradients", ("constants", "heterogeneity")),
 }
-"""Plotted quantities by name. Those of single layers are not listed, because every model has others."""
+"""Plotted quantities by name. Those of single layers are not listed, because they depend on the model."""
 LAYER = "lambda_max of "
 """Start of the names of single layers' eigenvalues, before the name of a weight matrix."""
 

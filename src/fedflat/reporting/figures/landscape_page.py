@@ -130,7 +130,7 @@ def landscape_parts(
 
 
 def _title(panel: Panel) -> str:
-    """Return the title of a panel, and its caption or what its models are, as HTML; Plotly would crop them."""
+    """Return the title of a panel, and its caption or a description of its models, as HTML; Plotly would crop them."""
     descriptions = panel.landscape.metadata.get("descriptions", {})
     caption = panel.caption or "; ".join(f"{name}: {text}" for name, text in descriptions.items())
     return f'<p class="title"><b>{escape(panel.title)}</b><br>{escape(caption)}</p>'

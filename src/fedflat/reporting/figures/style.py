@@ -1,4 +1,4 @@
-"""Style and layout that figures share; free of matplotlib imports, so that reports can use it without figures."""
+"""Style and layout that figures share; without importing matplotlib, so that reports can use it without figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DASHES = ("-", "--", ":", "-.")
 FIXED = ("fedavg", "fedsam", "scaffold", "fedmoswa", "fedswa", "fedasam", "feddyn", "fedcm")
 """Algorithms that have the same colour and marker in every figure."""
 MAX_LEGEND_SHARE = 0.7
-"""A legend that fills more of a panel's width or height stands outside the panel."""
+"""A legend that fills more of a panel's width or height is placed outside the panel."""
 LEGEND_MARGIN = 0.2
 """Space around a legend outside the panels, in inches."""
 MARKS_PER_LINE = 8

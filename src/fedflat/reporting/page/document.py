@@ -230,7 +230,7 @@ def _spread(values: Iterable[float]) -> Values | None:
 def _baseline_number(rows: Sequence[Values], name: str | None) -> int | None:
     """Return the number of the row whose label or algorithm is ``name``; None if there is no such row.
 
-    Without a name, the baseline is the first of several rows; a single row has none.
+    Without a name, the baseline is the first of several rows; a single row has no baseline.
     """
     if name is None:
         return 0 if len(rows) > 1 else None

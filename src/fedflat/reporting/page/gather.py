@@ -115,7 +115,7 @@ class Group:
 
     @property
     def protocol(self) -> str:
-        """Text on the model, participation and local training of these runs, as far as all runs share them."""
+        """Text on the model, participation and local training of these runs, where all runs share them."""
         descriptions = [_training_protocol(record.config) for record in self.records]
         shared = [texts[0] for texts in zip(*descriptions, strict=True) if len(set(texts)) == 1]
         return ", ".join(shared)

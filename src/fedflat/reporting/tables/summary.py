@@ -87,7 +87,7 @@ def series(
 
 
 def common_evaluations(histories: Iterable[Sequence[dict[str, Any]]], model: str) -> list[list[dict[str, Any]]]:
-    """Return the evaluations of a model in several runs, of each run as many as the shortest one has.
+    """Return the evaluations of a model in several runs, cut to the length of the shortest run.
 
     Runs without any evaluation of the model are left out.
     """
