@@ -102,6 +102,23 @@ def test_rare_batch_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(trained(SELDOM + 4).server.model.weights, captured.server.model.weights)
 
 
+def test_a_small_batch_whose_capture_does_not_fit_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, refused = trained(3).server.model.weights, []
+
+    def captured(lane: Lane, work: Callable[[], None]) -> Callable[[], None]:
+        if (size := (getattr(work, "args", None) or [10])[0]) != 10:
+            refused.append((lane, size))
+            raise DoesNotFit(3 * 2**30, 2**30)
+        return work
+
+    monkeypatch.setattr(Lane, "_captured", captured)
+    monkeypatch.setattr("fedflat.engines.gpu.lane.SELDOM", 0)
+    run = trained(3)
+    assert refused and len(refused) == len(set(refused)), "it is tried once"
+    assert len(run.engine.lanes) == 5  # type: ignore[attr-defined]
+    assert torch.equal(run.server.model.weights, expected)
+
+
 def test_a_cohort_of_one_trains_as_in_the_loop() -> None:
     values = {
         "algorithm": "scaffold",

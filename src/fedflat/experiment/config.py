@@ -214,7 +214,7 @@ class EngineSettings(SettingsGroup):
     checkpoint_every: int | None = Field(
         None,
         ge=1,
-        description="checkpoint every N rounds; default: every 5 seconds, or less often if that takes over 5 % of the time",
+        description="checkpoint every N rounds; default: every 5 seconds, or less often if that takes over 5 %",
     )
 
     @field_validator("compile", mode="before")

@@ -102,6 +102,7 @@ class LaneEngine(CohortEngine):
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``cohort_buffers``, as many at once as fit on the GPU."""
+        lanes = list(self.lanes)  # lanes that are given up during the round may still have work queued
         self._lanes_wait_for_main_stream()
         rows_and_clients = list(enumerate(cohort))
         reports: list[ClientReport] = []
@@ -109,7 +110,7 @@ class LaneEngine(CohortEngine):
             while len(reports) < len(cohort):
                 remaining = rows_and_clients[len(reports) :]
                 reports += self._train_concurrently(training, round, remaining, integer_buffers)
-        self._main_stream_waits_for_lanes()
+        self._main_stream_waits_for(lanes)
         return reports
 
     def _train_concurrently(
@@ -187,9 +188,9 @@ class LaneEngine(CohortEngine):
             if lane.stream is not None:
                 lane.stream.wait_stream(torch.cuda.current_stream())
 
-    def _main_stream_waits_for_lanes(self) -> None:
+    def _main_stream_waits_for(self, lanes: list[Lane]) -> None:
         """Make further work wait for everything queued on the lanes' CUDA streams; a lane has no stream on a CPU."""
-        for lane in self.lanes:
+        for lane in lanes:
             if lane.stream is not None:
                 torch.cuda.current_stream().wait_stream(lane.stream)
 

@@ -209,9 +209,18 @@ class Lane:
         self._begin()
         self._uses.update(batches.sizes)
         for size in sorted(self._sizes_to_capture() - set(self._graphs)):
-            self._graphs[size] = self._captured(partial(self._step, size))
+            self._capture_step(size)
             self._begin()  # warming up the step has changed the client's state
             self._load_buffers(row, integer_buffers)
+
+    def _capture_step(self, size: int) -> None:
+        """Capture the step for a batch size; if that for a small batch does not fit, it stays uncaptured."""
+        try:
+            self._graphs[size] = self._captured(partial(self._step, size))
+        except DoesNotFit:
+            if size == self.training.plan.batch_size:
+                raise
+            self._graphs[size] = partial(self._step, size)
 
     @property
     def step_count(self) -> int:

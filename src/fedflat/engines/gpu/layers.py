@@ -17,7 +17,7 @@ from fedflat.models.resnet import BasicBlock
 
 try:
     from fedflat.engines.gpu.triton_norm import DTYPES, FusedGroupNorm
-except ImportError:  # torch for CPUs comes without Triton
+except ImportError:  # torch for CPUs comes without Triton, and an older torch cannot compile the kernels' derivative
     DTYPES, FusedGroupNorm = (), None  # type: ignore[assignment,misc]
 
 FEW_CHANNELS = 4
@@ -59,8 +59,8 @@ class ChannelsLastGroupNorm(nn.GroupNorm):
             added: added to the normalised images; None adds nothing.
             relu: whether to apply a ReLU to the result.
         """
-        fits = input.is_cuda and input.dtype in DTYPES and input.ndim == 4
-        if FusedGroupNorm is not None and fits and (added is None or added.shape == input.shape):
+        fits = input.is_cuda and input.dtype in DTYPES and input.ndim == 4 and input.shape[1] == self.num_channels
+        if fits and (added is None or (added.shape, added.dtype) == (input.shape, input.dtype)):
             parameters = self.weight, self.bias, self.num_groups, self.eps
             result: Tensor = FusedGroupNorm.apply(input, *parameters, added, relu)[0]  # type: ignore[no-untyped-call]
             return result

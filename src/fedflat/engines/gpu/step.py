@@ -13,7 +13,6 @@ from torch import Tensor
 from fedflat.algorithms.algorithm import LocalState
 from fedflat.algorithms.part_checks import explain_key_errors
 from fedflat.algorithms.teacher import Teacher
-from fedflat.engines.gpu.layers import with_gpu_layers
 from fedflat.engines.problem.objective import PassResult
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.client import StepGradient
@@ -88,6 +87,8 @@ def compiled_step(problem: Problem, training: Training, backend: str = "inductor
         strict: whether errors of the compiler are raised. Otherwise the step falls back to eager mode, with a warning,
             if compiling fails or the first result differs from the eager one.
     """
+    from fedflat.engines.gpu.layers import with_gpu_layers  # imports Triton, which takes half a second
+
     problem.set_training_mode()
     model = with_gpu_layers(problem.model)
 

@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+if torch.__version__ < "2.11":  # compares versions, not texts
+    raise ImportError("within torch.func.grad, torch before 2.11 cannot compile an autograd.Function")
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Types of images that the kernels read; they compute in float32."""
 CHUNK = 16384
