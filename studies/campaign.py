@@ -144,8 +144,8 @@ class Campaign:
     def missing(self) -> list[tuple[CampaignJob, float]]:
         """Jobs without a result in order, with their estimated wall time in seconds.
 
-        The time comes from other seeds of the experiment, or from its size. Jobs whose experiment did not learn with
-        another seed come last.
+        The time comes from other seeds of the experiment, or from its size. First seeds precede others, and jobs whose
+        experiment did not learn with another seed come last.
         """
         finished = self.finished()
         done = {job.name for job, _ in finished}
@@ -154,9 +154,8 @@ class Campaign:
         for job, result in finished:
             if not result.cost.note:
                 alone[job.protocol_hash] = max(result.device_seconds, alone.get(job.protocol_hash, 0.0))
-        waiting = sorted(
-            (job for job in self.jobs if job.name not in done), key=lambda job: job.protocol_hash in failed
-        )
+        waiting = [job for job in self.jobs if job.name not in done]
+        waiting.sort(key=lambda job: (job.protocol_hash in failed, job.stage.seed))
         jobs = self.options.jobs
         return [(job, SETUP_SECONDS + job.seconds(jobs, alone.get(job.protocol_hash))) for job in waiting]
 

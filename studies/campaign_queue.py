@@ -75,7 +75,7 @@ QUEUE = (
     Stage("fedswa/table4", ("fedswa", "fedmoswa"), "rho-*", every=10, rounds=300),
     Stage("fedswa/table6", ("*",), "accuracy", every=10, rounds=300),
 )
-"""Most informative first, per minute of GPU time: papers without results, cheap runs, first seeds."""
+"""The most informative stages first, judged by hand: those that test headline claims, and cheap ones."""
 
 SETUP_SECONDS = 35.0
 """To import, load data and compile for the first time; three seconds when the compiler's cache is warm."""

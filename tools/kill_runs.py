@@ -134,7 +134,7 @@ class Trials:
             shutil.rmtree(folder, ignore_errors=True)
             start = time.monotonic()
             in_child(lambda: start_or_resume(text, interval, folder))
-            if not RunFolder(folder).is_over:
+            if not RunFolder(folder).has_ended:
                 raise SystemExit(f"the undisturbed run of {text} failed")
             self._undisturbed[text, interval] = guaranteed_files(folder, interval), time.monotonic() - start
         return self._undisturbed[text, interval]

@@ -323,7 +323,7 @@ def resume(
             raise one_of("setting that may change in a resumed run", name, RESUME_SETTINGS)
     check_user_objects(dataset, model, task)
     run_folder = RunFolder(path := as_path("folder", folder))
-    if run_folder.is_over:
+    if run_folder.has_ended:
         return load(path)
     run_folder.load_plugins()
     config = make_config(run_folder.config(), changes)

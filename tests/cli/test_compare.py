@@ -242,7 +242,7 @@ def test_diverged_rows_are_not_best():
     assert "fedsam is best" in (says := verdict(several(fedavg=[None, None], fedsam=[0.5, 0.5], fedcm=[0.4, 0.4])))
     assert "+10.00 points over fedcm" in says and "fedavg diverged" in says
     assert "1 of 2 seeds" in (says := verdict(several(fedavg=[0.9, None], fedsam=[0.5, 0.5])))
-    assert says.endswith("Means exclude diverged runs (fedavg seed 1), which flatters their algorithms.")
+    assert says.endswith("Means exclude diverged runs (fedavg seed 1), which favours their algorithms.")
     assert "fedavg seed 6 and 2 more)" in verdict(several(fedavg=[0.9, 0.9, *[None] * 7], fedsam=[0.5] * 9))
     assert "all others diverged" in verdict(several(fedavg=[0.5, 0.5], fedsam=[None, None]))
     assert "Every run diverged" in verdict(several(fedavg=[None], fedsam=[None]))

@@ -86,7 +86,7 @@ def test_rounds_with_state_at_sites_cannot_be_replayed(algorithm: str, kept: boo
 def test_a_server_killed_while_sites_are_scored_asks_them_again(tmp_path: Path) -> None:
     settings = interrupted(tmp_path, "score", **{"deploy.score": True})
     folder = RunFolder(tmp_path / "run")
-    assert folder.is_over
+    assert folder.has_ended
     model = (folder.path / "model.safetensors").read_bytes()
     assert serve(federation_of(tmp_path, settings), settings).status == "finished"
     assert (folder.path / "model.safetensors").read_bytes() == model

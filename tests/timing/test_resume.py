@@ -73,7 +73,7 @@ def test_killed_by_the_operating_system_with_updates_in_flight(tmp_path: Path) -
     fedflat.run("scaffold", out=whole, **settings)
     assert in_a_process_to_be_killed(lambda: fedflat.run("scaffold", out=parts, **settings), die_at(60))
     assert in_a_process_to_be_killed(lambda: fedflat.resume(parts), die_at(20))
-    assert (parts / CHECKPOINT).exists() and not RunFolder(parts).is_over
+    assert (parts / CHECKPOINT).exists() and not RunFolder(parts).has_ended
     fedflat.resume(parts)
     assert contents(parts) == contents(whole)
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 RUNS_FAILED = 1
 """Exit code if runs of a comparison or sweep failed."""
-WRONG_REQUEST = 2
+USER_ERROR = 2
 """Exit code after any other user error."""
 _signal: int = signal.SIGINT
 """The signal that interrupted the command."""
@@ -40,7 +40,7 @@ def main() -> None:
         Path.cwd()
     except FileNotFoundError:  # importing torch would fail
         print("fedflat: the working directory was deleted; change to another one (cd)", file=sys.stderr)
-        sys.exit(WRONG_REQUEST)
+        sys.exit(USER_ERROR)
     try:
         _interrupt_on_signals()
         from fedflat.cli.application import build  # here, so that Ctrl-C during imports prints no traceback
@@ -59,7 +59,7 @@ def main() -> None:
             raise
         discard_output()
         print(f"fedflat: cannot write output: {os.strerror(error.errno).lower()}", file=sys.stderr)
-        sys.exit(WRONG_REQUEST)
+        sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         sys.exit(interrupted_code())
 

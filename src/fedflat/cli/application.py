@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from fedflat import __version__
-from fedflat.cli import RUNS_FAILED, WRONG_REQUEST, Interrupted, discard_output, interrupted_code
+from fedflat.cli import RUNS_FAILED, USER_ERROR, Interrupted, discard_output, interrupted_code
 from fedflat.cli.shared.command_group import NAMES_FILE, CommandGroup, NoSuchOption, UsageError, keep_argument_help
 from fedflat.errors import SomeFailed, UserError
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
@@ -71,7 +71,7 @@ def errors_as_messages() -> Iterator[None]:
         with _one_line_warnings():
             yield
     except UserError as error:
-        raise _print_error(str(error), RUNS_FAILED if isinstance(error, SomeFailed) else WRONG_REQUEST) from None
+        raise _print_error(str(error), RUNS_FAILED if isinstance(error, SomeFailed) else USER_ERROR) from None
     except Interrupted as interruption:
         raise _print_error(f"interrupted; {interruption}", interrupted_code()) from None
     except KeyboardInterrupt:
@@ -81,10 +81,10 @@ def errors_as_messages() -> Iterator[None]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         if error.filename is not None:
-            raise _print_error(f"cannot use {error.filename}: {reason}", WRONG_REQUEST) from None
+            raise _print_error(f"cannot use {error.filename}: {reason}", USER_ERROR) from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             discard_output()
-            raise _print_error(f"cannot write output: {reason}", WRONG_REQUEST) from None
+            raise _print_error(f"cannot write output: {reason}", USER_ERROR) from None
         raise
 
 

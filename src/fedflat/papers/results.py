@@ -26,16 +26,19 @@ from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.library import PaperTable, find_cell, papers
+from fedflat.papers.numbers import Best, Last, Mean, RoundsTo
 from fedflat.papers.outcome import MeasuredRun, number_of
 from fedflat.papers.plan import PlannedExperiment, ReproductionPlan, model_query
 from fedflat.papers.protocol import ProtocolValues, protocol_hash, protocol_of
 from fedflat.papers.schema import PaperData
-from fedflat.reporting.tables.summary import series, summarise
+from fedflat.reporting.tables.summary import rounds_to, series, summarise
 
 FORMAT = 1
 """Version of the format of result files."""
 WINDOW = 100
 """Number of rounds, counted from the last, that the stored mean covers."""
+CURVE_ROUNDING = 6e-5
+"""Largest rounding error of a value in a stored curve, which has four digits."""
 EMBEDDED = "measured.json"
 """In the folder of the papers' data: the committed results without curves, written by docs/generate.py."""
 Kind = Literal["paper", "tuned", "released"]
@@ -269,18 +272,19 @@ def read_result(path: Path) -> StoredResult:
         raise UserError(f"{path} is no stored result: it is not UTF-8") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path} is no stored result: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        problem = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise UserError(f"{path} is no stored result: {problem}") from None
 
 
 def read_results(folder: Path) -> list[StoredResult]:
-    """Read every result below a folder; raises a ``UserError`` if one names an unknown cell or has another hash."""
+    """Read every result below a folder; raises a ``UserError`` if one contradicts itself or the papers' data."""
     if not folder.is_dir():
         raise UserError(f"there is no results folder {folder}; fedflat reproduce ... --record {folder} creates it")
     results = {path: read_result(path) for path in sorted(folder.rglob("*.json"))}
     for path, result in results.items():
         try:
             for key in result.cells:
-                find_cell(result.paper, key)
+                _check_number(result, key)
             # The protocol of released code has other keys; its hash is that of the study's file.
             is_intact = result.kind == "released" or protocol_hash(result.protocol) == result.protocol_hash
         except UserError as error:
@@ -292,6 +296,35 @@ def read_results(folder: Path) -> list[StoredResult]:
                 f"{path} was changed: its protocol_hash {result.protocol_hash} is not that of its protocol; restore it"
             )
     return list(results.values())
+
+
+def _check_number(result: StoredResult, key: str) -> None:
+    """Raise a ``UserError`` if a published number is not the paper's, or the curve gives another measured one."""
+    cell, number = find_cell(result.paper, key), result.cells[key]
+    published = cell.published.text if cell.published else None
+    if number.published != published:
+        raise UserError(f"{key} has the published number {number.published}, but the paper prints {published}")
+    curve = result.curve.get(cell.evaluated, [])
+    if not curve or not isinstance(cell.statistic, Last | Best | Mean | RoundsTo):
+        return
+    # The curve of an average begins later than the run.
+    points = zip(result.curve_rounds[::-1], curve[::-1], strict=False)
+    history = [{"round": r, "test": {cell.evaluated: {result.metric: value}}} for r, value in points][::-1]
+    run = MeasuredRun(history, result.metric, result.status, int(result.protocol["rounds"]))
+    if isinstance(cell.statistic, RoundsTo):
+        low, target, high = (
+            rounds_to(history, cell.evaluated, result.metric, cell.statistic.target + rounding)
+            for rounding in (-CURVE_ROUNDING, 0, CURVE_ROUNDING)
+        )
+        agrees, computed = number.measured in (low, target, high), target
+    else:
+        computed, scale = number_of(cell, run).value, 100 if cell.unit == "%" else 1
+        if computed is None or number.measured is None:
+            agrees = computed is number.measured
+        else:
+            agrees = abs(computed - number.measured) <= scale * CURVE_ROUNDING
+    if not agrees:
+        raise UserError(f"{key} has the measured number {number.measured}, but its curve gives {computed}")
 
 
 @cache

@@ -64,7 +64,7 @@ class AdamW(LocalOptimiser):
         m = moving_average(ctx.local["m"], d, self.beta1)
         v = moving_average(ctx.local["v"], d**2, self.beta2)
         m_steps, v_steps = self.averaged_steps(ctx)
-        m_hat, v_hat = m / mass(self.beta1, m_steps), v / mass(self.beta2, v_steps)
+        m_hat, v_hat = m / bias_correction(self.beta1, m_steps), v / bias_correction(self.beta2, v_steps)
         return m_hat / (v_hat.sqrt() + self.eps), {"m": m, "v": v}
 
     def divergence_hint(self) -> str | None:
@@ -76,10 +76,10 @@ def moving_average(old: Tensor, new: Tensor, beta: float) -> Tensor:
     return beta * old + (1 - beta) * new
 
 
-def mass(beta: float, steps: Tensor) -> Tensor | float:
+def bias_correction(beta: float, steps: Tensor) -> Tensor | float:
     """Return 1 - beta^steps, the sum of the weights in an exponential moving average of ``steps`` values.
 
-    >>> mass(0.5, torch.tensor(2.0))
+    >>> bias_correction(0.5, torch.tensor(2.0))
     tensor(0.7500)
     """
     # In float32, expm1 keeps the digits that 1 - 0.999^steps would lose.

@@ -99,7 +99,7 @@ def resume(
     from fedflat.reporting.result import Result
 
     run_folder = RunFolder(folder)
-    if not run_folder.is_over:
+    if not run_folder.has_ended:
         command = resume_command(run_folder)
         if command != run_folder.resume_command:
             raise UserError(f"the run in {folder} used Python objects; continue it with {command}")

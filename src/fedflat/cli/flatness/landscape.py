@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.flatness.common import OutputFlags, print_files, print_table, result_folder
-from fedflat.cli.flatness.landscape_checks import warn_of_landscape
+from fedflat.cli.flatness.landscape_checks import warn_about_landscape
 from fedflat.cli.flatness.models import (
     MODELS,
     ModelFlags,
@@ -96,7 +96,7 @@ def landscape(
             progress=progress,
         )
     for name, grid in grids.items():
-        warn_of_landscape(name, opened[name], grid, value, all_examples=examples is None)
+        warn_about_landscape(name, opened[name], grid, value, all_examples=examples is None)
     panels = [Panel(name, grid, _caption(grid)) for name, grid in grids.items()]
     if dimensions == 2:
         figures = {"contours": contours(panels, value), "surfaces": surfaces(panels, value)}

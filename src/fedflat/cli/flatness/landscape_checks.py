@@ -16,7 +16,7 @@ HUGE = 1000
 """A loss is huge if it exceeds the model's own loss by this factor; figures show three decades."""
 
 
-def warn_of_landscape(name: str, model: RunModel, grid: Landscape, value: str, all_examples: bool) -> None:
+def warn_about_landscape(name: str, model: RunModel, grid: Landscape, value: str, all_examples: bool) -> None:
     """Warn if the model's loss is not finite or not the recorded one, or if huge losses dominate the landscape.
 
     Args:

@@ -15,7 +15,7 @@ from fedflat.cli.shared.screen import (
     shown_metric,
     table,
 )
-from fedflat.cli.shared.sites import describe_secrecy, print_sites, sites_document
+from fedflat.cli.shared.sites import describe_secure_aggregation, print_sites, sites_document
 from fedflat.display import column_format, counted, shown_seconds, with_unit
 from fedflat.errors import UserError
 from fedflat.reporting.figures.files import check_figure as check_figure
@@ -128,7 +128,7 @@ def print_run(record: Record, settings: bool = False) -> None:
                 "time": _describe_time(document["seconds"], document["flatness_seconds"]),
                 **_describe_virtual_time(document),
                 **_describe_privacy(document),
-                **describe_secrecy(document),
+                **describe_secure_aggregation(document),
                 "sent": f"{shown_bytes(cost['bytes_up'])} up, {shown_bytes(cost['bytes_down'])} down",
                 "backward passes": shown_count(cost["backward_passes"]),
                 "folder": document["folder"],

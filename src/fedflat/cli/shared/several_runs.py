@@ -169,7 +169,7 @@ def verdict(comparison: Comparison, missing: int = 0) -> str:
         return conclusion
     names = ", ".join(f"{config.algorithm} seed {config.seed}" for config in diverged[:MAX_LISTED])
     more = f" and {len(diverged) - MAX_LISTED} more" if len(diverged) > MAX_LISTED else ""
-    return f"{conclusion} Means exclude diverged runs ({names}{more}), which flatters their algorithms."
+    return f"{conclusion} Means exclude diverged runs ({names}{more}), which favours their algorithms."
 
 
 def _conclusion(comparison: Comparison, missing: int) -> str:

@@ -34,7 +34,7 @@ def sites_document(record: Record) -> dict[str, Any]:
     }
 
 
-def describe_secrecy(document: dict[str, Any]) -> dict[str, str]:
+def describe_secure_aggregation(document: dict[str, Any]) -> dict[str, str]:
     """Describe whether the server of a deployed run sees the update of every site; empty for a simulation."""
     if "secure_aggregation" not in document:
         return {}

@@ -38,7 +38,7 @@ class ResumableRun(NamedTuple):
     def execute(self, callbacks: tuple[Callback, ...]) -> Record:
         """Return the record of the run once it has ended in this process, or in another one before this call."""
         existing = existing_run(self.config, self.folder)
-        if existing is not None and existing.is_over:
+        if existing is not None and existing.has_ended:
             return load_record(existing.path)
         is_resumed = existing is not None
         return Run(
@@ -106,7 +106,9 @@ def comparison_folders(out: Path, algorithms: Sequence[str], seeds: Sequence[int
 
 def finished_runs(out: Path | None, algorithms: Sequence[str], seeds: Sequence[int]) -> int:
     """The number of finished runs of a comparison below ``out``; 0 if it is not saved."""
-    return 0 if out is None else sum(RunFolder(folder).is_over for folder in comparison_folders(out, algorithms, seeds))
+    return (
+        0 if out is None else sum(RunFolder(folder).has_ended for folder in comparison_folders(out, algorithms, seeds))
+    )
 
 
 def finished_records(out: Path, base: Config) -> list[Record]:
@@ -116,7 +118,7 @@ def finished_records(out: Path, base: Config) -> list[Record]:
         with suppress(UserError):  # the run is unreadable or has other settings
             recorded = RunFolder(path).config()
             run = existing_run(base.changed(algorithm=recorded.algorithm, seed=recorded.seed), path)
-            records += [load_record(path)] if run is not None and run.is_over else []
+            records += [load_record(path)] if run is not None and run.has_ended else []
     return records
 
 
@@ -169,11 +171,11 @@ def run_each(
     outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
     unfinished: list[ResumableRun] = []
     positions: list[int] = []  # of the unfinished runs in ``configs``
-    warn_of_changed_plugins(folders)
+    warn_about_changed_plugins(folders)
     for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         try:
             existing = existing_run(config, folder, inputs)
-            if existing is not None and existing.is_over:
+            if existing is not None and existing.has_ended:
                 outcomes[position] = load_record(existing.path)
                 continue
         except DamagedFile as error:
@@ -201,7 +203,7 @@ def run_each(
         raise error_of_runs(errors, len(configs))
 
 
-def warn_of_changed_plugins(folders: Sequence[Path | None]) -> None:
+def warn_about_changed_plugins(folders: Sequence[Path | None]) -> None:
     """Warn if a plugin has changed since runs in ``folders`` began: they are not repeated with the new content."""
     changed = {folder: changed_plugins(RunFolder(folder).plugins()) for folder in folders if folder is not None}
     runs = [str(folder) for folder, names in changed.items() if names]

@@ -360,7 +360,7 @@ class PlannedRun:
     @property
     def done(self) -> bool:
         """Whether the run has ended."""
-        return RunFolder(self.folder).is_over
+        return RunFolder(self.folder).has_ended
 
     @property
     def rounds_left(self) -> int:

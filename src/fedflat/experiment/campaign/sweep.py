@@ -26,7 +26,7 @@ from fedflat.experiment.campaign.compare import (
     existing_run,
     folder_name,
     parallel_runs,
-    warn_of_changed_plugins,
+    warn_about_changed_plugins,
 )
 from fedflat.experiment.campaign.estimate import PlannedRun
 from fedflat.experiment.campaign.processes import Results, run_in_parallel, run_in_sequence
@@ -234,7 +234,7 @@ class LockedRun(NamedTuple):
         """
         with locked(self.folder):
             existing = existing_run(self.config, self.folder)
-            is_finished = existing is not None and existing.is_over
+            is_finished = existing is not None and existing.has_ended
             if not is_finished:
                 Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None).execute()
             remove_locked(self.folder, self.keep.removed)
@@ -263,7 +263,7 @@ def run_sweep(
     # This also rejects folders that hold runs with other settings or data, before any run starts.
     inputs = CurrentInputs({})
     finished_before = {run.name for run in sweep.runs if _is_finished(run, inputs)}
-    warn_of_changed_plugins([run.folder for run in sweep.runs])
+    warn_about_changed_plugins([run.folder for run in sweep.runs])
     if sweep.file.branch:
         with locked(sweep.out, wait=True):
             branch_point(sweep.file.branch).write(sweep.out)
@@ -300,7 +300,7 @@ def _is_finished(run: SweepRun, inputs: CurrentInputs) -> bool:
         existing = existing_run(run.config, run.folder, inputs)
     except DamagedFile:
         return False  # the error is reported when this run is to start
-    return existing is not None and existing.is_over
+    return existing is not None and existing.has_ended
 
 
 def _clean_up(run: SweepRun, keep: Keep) -> None:

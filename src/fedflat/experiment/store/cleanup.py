@@ -68,7 +68,7 @@ def removable(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> Removable | No
 
     None if the run has not ended or has none of the requested ``parts``.
     """
-    if not RunFolder(run).is_over:
+    if not RunFolder(run).has_ended:
         return None
     sizes = {part: sum(map(_size, _paths(run, part))) for part in parts}
     non_empty = {part: size for part, size in sizes.items() if size}

@@ -70,7 +70,7 @@ class RunFolder:
         return (self.path / "config.yaml").is_file()
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the folder contains a run that has ended; False if status.json is damaged, which resuming repairs."""
         try:
             return self.exists and self.status()["status"] in ENDED_STATUSES
@@ -278,7 +278,7 @@ class RunFolder:
         try:
             tensors, header = tensor_files.read_tensors(path)
         except FileNotFoundError:
-            advice = "" if self.is_over else f"; if the run was interrupted: {self.resume_command}"
+            advice = "" if self.has_ended else f"; if the run was interrupted: {self.resume_command}"
             raise DamagedFile(f"{path} is missing; the run has not written it{advice}") from None
         except OSError as error:
             reason = (error.strerror or str(error)).lower()

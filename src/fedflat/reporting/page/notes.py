@@ -48,7 +48,7 @@ def _run_notes(runs: Sequence[Values]) -> Notes:
     if len(diverged) > MAX_DIVERGED:
         notes.append((BAD, f"… and {len(diverged) - MAX_DIVERGED} more."))
     if diverged:
-        text = "Diverged runs rank last. Means and differences exclude them, which flatters their algorithms."
+        text = "Diverged runs rank last. Means and differences exclude them, which favours their algorithms."
         notes.append((BAD, text))
     unfinished = [run for run in runs if run["status"] in ("running", "paused")]
     if unfinished:
