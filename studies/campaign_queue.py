@@ -17,7 +17,7 @@ from fedflat.papers.protocol import protocol_hash, protocol_of
 from fedflat.papers.results import cells_measured_by, experiment_name
 
 TEN = ("fedavg", "scaffold", "fedsam", "fedswa", "fedmoswa", "fedacg", "fedasam", "feddyn", "fedlesam", "mofedsam")
-SEVEN = ("fedavg", "fedmoswa", "fedswa", "scaffold", "fedacg", "fedsam", "mofedsam")
+SEVEN = ("fedswa", "fedsam", "fedavg", "fedmoswa", "scaffold", "fedacg", "mofedsam")
 WMSAM = ("fedavg", "fedwmsam-ours", "scaffold", "fedsam", "mofedsam", "fedsmoo", "fedlesam-s-d")
 ABLATIONS = ("nothing", "mom-sam", "mom-weighted", "sam-weighted", "mom", "sam")
 FLAT = ("fedavg-e-1", "fedsam", "fedasam", "fedavg-swa", "fedsam-swa", "fedasam-swa")
@@ -62,16 +62,16 @@ class Stage:
 QUEUE = (
     *(Stage("fedswa/table2", TEN, "cifar100-lenet-5-*", seed, 10) for seed in range(3)),
     *(Stage("fedswa/table2", TEN, "cifar10-lenet-5-*", seed, 10) for seed in range(3)),
+    Stage("eccv/table2", tuple(f"cifar100-{row}" for row in FLAT), "alpha-0-5cl"),
+    Stage("fedwmsam/table5", ABLATIONS, "accuracy"),
+    Stage("fedwmsam/table1", WMSAM, "cifar-10-beta-0.1"),
+    Stage("fedswa/table3", SEVEN, "cifar100-dirichlet-0.1-*", every=10),
     Stage("wima/table2", FOUR, "cifar10-alpha-0-with*"),
     Stage("wima/table2", FOUR, "cifar100-alpha-0-with*"),
-    Stage("eccv/table2", tuple(f"cifar100-{row}" for row in FLAT), "alpha-0-5cl"),
     *(Stage("eccv/table2", tuple(f"cifar10-{row}" for row in FLAT), "alpha-0-5cl", seed) for seed in range(3)),
     Stage("fedwmsam/table1", WMSAM, "cifar-100-beta-0.1"),
     Stage("fedwmsam/table1", WMSAM, "cifar-100-beta-0.6"),
-    Stage("fedwmsam/table1", WMSAM, "cifar-10-beta-0.1"),
-    Stage("fedwmsam/table5", ABLATIONS, "accuracy"),
     Stage("fedwmsam/table1", WMSAM, "cifar-10-beta-0.6"),
-    Stage("fedswa/table3", SEVEN, "cifar100-dirichlet-0.1-*", every=10),
     Stage("fedswa/table4", ("fedswa", "fedmoswa"), "rho-*", every=10, rounds=300),
     Stage("fedswa/table6", ("*",), "accuracy", every=10, rounds=300),
 )

@@ -41,7 +41,16 @@ LEDGER_COLUMNS = (
     "minutes",
     "remark",
 )
-SUMMARY_COLUMNS = ("paper", "measured cells", "published cells", "with 3 seeds", "verdicts", "runs", "device minutes")
+SUMMARY_COLUMNS = (
+    "paper",
+    "measured cells",
+    "distinct",
+    "published cells",
+    "with 3 seeds",
+    "verdicts",
+    "runs",
+    "device minutes",
+)
 UNKNOWN_PROTOCOL = Deviations(changed_settings=("other settings",))
 
 
@@ -75,9 +84,17 @@ class LedgerEntry:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the method: its row in the table, and its algorithms in fedflat."""
+        """Names of the method: its row in the table, without the dataset, and its algorithms in fedflat."""
         algorithms = (parse(config.algorithm)[0].name for config in self._source.configs)
-        return self.cell.name.split("/")[0], *algorithms
+        row = self.cell.name.split("/")[0]
+        first, _, rest = row.partition("-")
+        return rest if _normal(first) == _normal(self.dataset) else row, *algorithms
+
+    @property
+    def number_key(self) -> Any:
+        """Identifies the measured number: cells of several tables that repeat one have the same key."""
+        files = frozenset(result.file for result in self.counted)
+        return files, self.cell.statistic.text, self.cell.evaluated, tuple(self.outcome.by_seed.items())
 
     @property
     def _source(self) -> Cell:
@@ -197,9 +214,9 @@ class Ledger:
             counts = Counter(entry.outcome.verdict for entry in entries)
             verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
             minutes = sum(result.device_seconds for result in results) / 60
-            texts.append(
-                [name, str(len(entries)), str(printed), str(enough), verdicts, str(len(results)), f"{minutes:.0f}"]
-            )
+            distinct = len({entry.number_key for entry in entries})
+            numbers = (len(entries), distinct, printed, enough, verdicts, len(results), f"{minutes:.0f}")
+            texts.append([name, *map(str, numbers)])
         return texts
 
 
@@ -218,10 +235,13 @@ def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
         outcome = CellOutcome(cell, values, "ran", measured)
     counted = max(experiments, key=lambda runs: fmean(_values(cell, runs).values() or [-math.inf]), default=[])
     others = {kind: [r for r in results if r.kind == kind] for kind in ("released", "tuned")}
-    values_by_kind = {kind: tuple(_values(cell, runs).values()) for kind, runs in others.items()}
     notes = dict.fromkeys(
         f"{kind}: {note}" for kind, runs in others.items() for r in runs if (note := r.selection or r.reason)
     )
+    if any(paper_config(cell, r) for r in others["tuned"]):  # a number of its own would only repeat a seed
+        notes["the search selects the settings of the paper's runs"] = None
+        others["tuned"] = []
+    values_by_kind = {kind: tuple(_values(cell, runs).values()) for kind, runs in others.items()}
     return LedgerEntry(
         cell, outcome, **values_by_kind, notes=tuple(notes), results=tuple(paper_runs), counted=tuple(counted)
     )

@@ -311,12 +311,13 @@ def _check_number(result: StoredResult, key: str) -> None:
     points = zip(result.curve_rounds[::-1], curve[::-1], strict=False)
     history = [{"round": r, "test": {cell.evaluated: {result.metric: value}}} for r, value in points][::-1]
     run = MeasuredRun(history, result.metric, result.status, int(result.protocol["rounds"]))
+    computed: float | None
     if isinstance(cell.statistic, RoundsTo):
-        low, target, high = (
+        low, computed, high = (
             rounds_to(history, cell.evaluated, result.metric, cell.statistic.target + rounding)
             for rounding in (-CURVE_ROUNDING, 0, CURVE_ROUNDING)
         )
-        agrees, computed = number.measured in (low, target, high), target
+        agrees = number.measured in (low, computed, high)
     else:
         computed, scale = number_of(cell, run).value, 100 if cell.unit == "%" else 1
         if computed is None or number.measured is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedflat.cli.shared.flags import JSON, no_default
-from fedflat.cli.shared.screen import key_values, print_json, screen, table
+from fedflat.cli.shared.screen import key_values, print_json, print_section, screen, table
 from fedflat.errors import UserError
 
 if TYPE_CHECKING:
@@ -112,9 +112,8 @@ def _print_measured(
     numeric = ("published", "measured", "seeds", "difference", "minutes")
     console = screen()
     console.print(table(heads, [[row[index] for index in columns] for row in rows], numeric=numeric, whole=("cell",)))
-    console.print()
     paper = name and name.strip("/").lower().partition("/")[0]
-    console.print(table(SUMMARY_COLUMNS, [row for row in ledger.summary() if paper in (None, row[0])]))
+    print_section("All measured cells", table(SUMMARY_COLUMNS, [r for r in ledger.summary() if paper in (None, r[0])]))
     console.print(
         "\nminutes: device time of the runs behind a cell, which may measure other cells as well", style="dim"
     )
