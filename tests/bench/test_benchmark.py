@@ -93,6 +93,7 @@ def test_a_small_benchmark(tmp_path):
         (Request(replace(SMALL, augmentation="mixup")), "mixup"),
         (Request(replace(SMALL, model="cnn"), clients=(6,)), "16x16"),
         (Request(replace(SMALL, device="cuda")), "--device cpu"),
+        (Request(replace(SMALL, device="tpu")), "unknown device 'tpu'"),
         (Request(replace(SMALL, clients_per_round=9), clients=(8,)), "data.clients=8"),
         (Request(replace(SMALL, partition="iod")), "'iod'; did you mean iid"),
         (Request(replace(SMALL, augmentation="crop"), clients=(6,)), "'crop'"),

@@ -110,6 +110,8 @@ def test_a_damaged_run_is_reported_and_others_are_shown(fedflat, running, tmp_pa
     look = fedflat("watch", tmp_path, "--once")
     assert "0 of 1 runs" in look.stdout
     assert look.stderr.startswith(f"fedflat: {running} ") and str(running / file) in look.stderr
+    alone = fedflat("watch", running)  # there is nothing to wait for
+    assert alone.exit_code == 2 and str(running / file) in alone.stderr
 
 
 def test_a_paused_run_is_not_counted_as_finished(fedflat, small, tmp_path):

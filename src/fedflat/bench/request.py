@@ -48,6 +48,7 @@ class Request:
         setting = self.setting
         _require_known("precision", self.precisions, PRECISIONS)
         _require_known("engine", self.engines, ENGINES)
+        _require_known("device", (setting.device,), ("auto", "cpu", "cuda"))
         _require_known("contender", self.against, (PLAIN, *SIMULATORS, NONE))
         precisions = self._precisions()
         gpu_precisions = [precision for precision in precisions if precision != "float32"]

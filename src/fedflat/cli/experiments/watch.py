@@ -119,7 +119,8 @@ def _all_ended(runs: list[WatchedRun]) -> bool:
 def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun]:
     """Return the state of every readable run; each path is a run folder or contains runs.
 
-    Unreadable runs, for example of a newer version, are skipped; ``report_errors`` prints why.
+    Unreadable runs, for example of a newer version, are skipped; ``report_errors`` prints why, or raises the error if
+    the only run cannot be read.
     """
     from fedflat.experiment.store.run_collection import runs_below
     from fedflat.experiment.store.run_folder import RunFolder
@@ -132,6 +133,8 @@ def read_runs(paths: list[Path], report_errors: bool = False) -> list[WatchedRun
         try:
             runs.append(read_run(folder))
         except UserError as error:
+            if report_errors and [folder] == paths:
+                raise
             if report_errors:
                 print(f"fedflat: {folder} skipped: {error}", file=sys.stderr)
     return runs

@@ -244,7 +244,7 @@ def _lead(best: dict[str, Any], second: dict[str, Any], comparison: Comparison, 
     For example: ``+3.52 points over fedavg; within seed variation (2.10 + 1.80)``.
     """
     ours, theirs, points = best["mean_last"], second["mean_last"], _points(best, second, comparison, number_format)
-    if ours.count < 2 or theirs.count < 2:
+    if ours.std is None or theirs.std is None:
         return f"{points} (one seed shows no variation; use --seeds 3)"
     deviations = " + ".join(shown_metric(row.std, comparison.metric, number_format) for row in (ours, theirs))
     exceeds = abs(ours.mean - theirs.mean) > ours.std + theirs.std

@@ -144,20 +144,20 @@ class SeedStatistics:
     """The mean of one value per seed, with its standard deviation."""
 
     mean: float
-    std: float
-    """Sample standard deviation (divisor n - 1); 0 for a single seed."""
+    std: float | None
+    """Sample standard deviation (divisor n - 1); None for a single seed."""
     count: int
     """Number of seeds."""
 
     def shown(self, metric: str, number_format: str = ".4g") -> str:
         """Format the mean of a metric and, for several seeds, the standard deviation."""
-        deviation = f" ± {shown_metric(self.std, metric, number_format)}" if self.count > 1 else ""
+        deviation = "" if self.std is None else f" ± {shown_metric(self.std, metric, number_format)}"
         return f"{shown_metric(self.mean, metric, number_format)}{deviation}"
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     """Compute mean and standard deviation of one value per seed."""
-    return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+    return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
 LEVEL, POWER = 0.95, 0.8
