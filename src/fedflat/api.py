@@ -148,7 +148,7 @@ def rounds(
         algorithm: the algorithm, e.g. ``"scaffold+sam"``.
         model: name of a model, e.g. ``"resnet18"``, or a torch module.
         clients_data: one pair (inputs, targets) per client, of tensors or arrays with the examples in the first
-            dimension. Clients keep their examples unless ``partition`` is set.
+            dimension, or one torch dataset of such pairs. Clients keep their examples unless ``partition`` is set.
         test_data: a pair (inputs, targets) to evaluate on.
         loss: a function of outputs and targets that returns the mean loss of a batch; default: cross-entropy.
         base: settings to start from: a YAML file or a ``Config``.

@@ -68,6 +68,13 @@ def test_files_that_do_not_match_the_data_are_rejected(content: object, message:
         make_partition(f"listed(path={path})", TARGETS, 4, None, 0)
 
 
+def test_an_invalid_partition_is_not_written(tmp_path: Path) -> None:
+    for lists, message in [([[0, 40]], "example 40; expected positions from 0 to 39"), ([[1], [1]], "2 times")]:
+        with pytest.raises(UserError, match=f"the partition 'mine' .*{message}"):
+            listed([np.array(positions) for positions in lists], 40, "mine", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_changed_or_unnamed_file_is_reported(tmp_path: Path) -> None:
     text = listed([np.arange(40)], 40, "mine", tmp_path)
     path = Path(text.partition("path=")[2].partition(",")[0])

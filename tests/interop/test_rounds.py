@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.nn.utils import parameters_to_vector
+from torch.utils.data import TensorDataset
 
 import fedflat
 from fedflat.data import from_clients
@@ -57,6 +59,15 @@ def test_it_equals_a_plain_training_loop() -> None:
         assert torch.allclose(ours, theirs.detach() - 0.3 * theirs.grad, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), module().parameters(), strict=True)), (
         "the user's module is unchanged"
+    )
+
+
+def test_clients_may_have_torch_datasets() -> None:
+    options: dict[str, Any] = {"rounds": 2, "local_steps": 2, "workers": 1}
+    *_, pairs = fedflat.rounds("fedavg", module(), clients(), **options)
+    *_, datasets = fedflat.rounds("fedavg", module(), [TensorDataset(*pair) for pair in clients()], **options)
+    assert torch.equal(
+        parameters_to_vector(pairs.model.parameters()), parameters_to_vector(datasets.model.parameters())
     )
 
 

@@ -348,10 +348,13 @@ def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, npt.NDArray[Any]]:
     """Convert a pair (inputs, targets) to a tensor and an array, whose targets may be words, of equal length above 0.
 
     Args:
-        pair: two arrays, or anything that numpy or torch can convert.
+        pair: two arrays, or anything that numpy or torch can convert; or a torch dataset of such pairs, read once.
         owner: whose data it is, for messages, e.g. ``client 3``.
     """
     try:
+        if isinstance(pair, torch.utils.data.Dataset):
+            items, labels = zip(*(pair[index] for index in range(len(pair))), strict=True)  # type: ignore[arg-type]
+            pair = torch.stack([torch.as_tensor(as_native(each)) for each in items]), labels
         values, labels = pair
         inputs, targets = torch.as_tensor(as_native(values)), np.asarray(as_native(labels))
     except (TypeError, ValueError, RuntimeError, UserError):

@@ -125,10 +125,12 @@ def listed(
     Returns:
         The text of the partition, ``listed(path=...,hash=...)``.
     """
+    lists = [np.sort(positions) for positions in clients]
+    _check_lists(lists, examples, f"the partition {name!r}")
     document = {
         "made_by": made_by or {"name": name},
         "examples": examples,
-        "clients": [np.sort(positions).tolist() for positions in clients],
+        "clients": [positions.tolist() for positions in lists],
     }
     content = (json.dumps(document) + "\n").encode()
     directory = absolute_path(data_dir(None) / "partitions" if folder is None else folder)
@@ -156,7 +158,7 @@ def _check_lists(lists: list[IntArray], examples: int, path: str) -> None:
     Args:
         lists: positions of each client's examples.
         examples: size of the training set.
-        path: the file they come from, for messages.
+        path: the file they come from, or what they are, for messages.
     """
     if not lists or not all(map(len, lists)):
         raise UserError(f"{path} has a client without examples; expected at least one client, with one example each")
