@@ -141,6 +141,15 @@ def kill_processes(processes: Mapping[int, str]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def kill_group(leader: int) -> None:
+    """Kill a process that leads a group, and all others of the group; on Windows, which has no groups, only itself."""
+    with suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            os.kill(leader, signal.SIGTERM)  # ends it at once
+        else:
+            os.killpg(leader, signal.SIGKILL)
+
+
 def with_descendants(root: int) -> list[int]:
     """The process ids of a process and its descendants on Linux, starting with ``root`` itself."""
     parents = {int(path.name): _parent(int(path.name)) for path in PROC.iterdir() if path.name.isdigit()}

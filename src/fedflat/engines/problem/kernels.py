@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import CDLL, c_void_p
 from functools import cache
@@ -29,6 +29,7 @@ from fedflat.engines.problem.layer_chain import ChainSource
 from fedflat.engines.problem.objective import batch_loss, distillation_loss
 from fedflat.engines.problem.task import Task
 from fedflat.errors import UserError
+from fedflat.operating_system import kill_group
 
 # Fused multiply-add is faster and more accurate than separate operations.
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
@@ -40,7 +41,7 @@ SIMD_FLAGS = {
 
 
 class KernelError(UserError):
-    """A kernel could not be compiled or loaded."""
+    """Kernels cannot be compiled, loaded or used as a run requires."""
 
 
 @cache
@@ -146,24 +147,59 @@ def _library(source: str) -> CDLL:
     """Load compiled C++ source, from the cache if an earlier process compiled it for the same instruction set."""
     command = (compiler() or "c++", *FLAGS, *SIMD_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
     key = _hash(" ".join((platform.machine(), *command, source)).encode())
+    failure: object
     try:
         folder = user_cache() / "kernels"
         with suppress(OSError):  # a folder or file that cannot be read is compiled anew
             for file in folder.glob(f"{key}-*.so"):
                 if file.stem == f"{key}-{_hash(file.read_bytes())}":  # loading a damaged file could crash the process
-                    return CDLL(str(file))
+                    return _load(file)
         with tempfile.TemporaryDirectory() as directory:
             built = Path(directory) / "kernel.so"
-            subprocess.run(
-                [*command, "-x", "c++", "-o", str(built), "-"], input=source, text=True, check=True, capture_output=True
-            )
+            _compile(command, source, built)
             stored = folder / f"{key}-{_hash(built.read_bytes())}.so"
-            return CDLL(str(stored if _store(built, stored) else built))
+            file = stored if _store(built, stored) else built
+            try:
+                return _load(file)
+            except OSError as error:
+                raise KernelError(f"fedflat's kernels could not be loaded ({error})") from None
     except subprocess.CalledProcessError as error:
-        reason: object = next((line for line in error.stderr.splitlines() if "error" in line), f"{command[0]} failed")
+        failure = next((line for line in error.stderr.splitlines() if "error" in line), f"{command[0]} failed")
     except (OSError, RuntimeError) as error:
-        reason = error
-    raise KernelError(f"fedflat's kernels could not be compiled ({reason})")
+        failure = error if compiler() else "there is no C++ compiler"
+    raise KernelError(f"fedflat's kernels could not be compiled ({failure})")
+
+
+def _compile(command: Sequence[str], source: str, built: Path) -> None:
+    """Compile C++ source to the shared library ``built``; an interruption also ends the compiler's subprocesses.
+
+    The compiler puts its temporary files into the library's folder, which the caller deletes.
+    """
+    with subprocess.Popen(
+        [*command, "-x", "c++", "-o", str(built), "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(built.parent)},
+        process_group=0,
+    ) as process:
+        try:
+            _, messages = process.communicate(source)
+        except BaseException:
+            kill_group(process.pid)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, stderr=messages)
+
+
+def _load(file: Path) -> CDLL:
+    """Load a compiled library; from a temporary copy if its file system does not allow executable files."""
+    try:
+        return CDLL(str(file))
+    except OSError:
+        with tempfile.TemporaryDirectory() as directory:
+            return CDLL(shutil.copy(file, directory))
 
 
 def _store(built: Path, file: Path) -> bool:
