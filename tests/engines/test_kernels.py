@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,40 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import fedflat
 from fedflat import models
 from fedflat.algorithms.teacher import Teacher
 from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.data import augmentation
 from fedflat.data.batches import BatchLoader
 from fedflat.engines.problem import kernels
-from fedflat.engines.problem.kernels import ChainKernels
+from fedflat.engines.problem.kernels import ChainKernels, KernelError
 from fedflat.engines.problem.layer_chain import Pool, Relu, layer_chain, source_of_model
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import Classification
+from fedflat.errors import UserError
+from fedflat.experiment.campaign.compare import comparison_folders
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup import engine
+from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.models.layout import Layout
 
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """A function that breaks the compiler and empties the cache, as in a new process on another machine."""
+
+    def remove() -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+        monkeypatch.setattr(kernels, "compiler", lambda: "false")
+        kernels._library.cache_clear()
+
+    yield remove
+    kernels._library.cache_clear()
+
+
 needs_compiler = pytest.mark.skipif(kernels.compiler() is None, reason="there is no C++ compiler")
+DATA = RandomImages(size=200, side=20).dataset()
 
 
 def a_problem(model: nn.Module, side: int = 8) -> Problem:
@@ -367,7 +388,7 @@ def test_differences_are_noticed_even_if_the_last_layer_is_zero(model_class: Any
     nn.init.zeros_(model[2].bias)
     problem = a_problem(model)
     assert problem.suits_kernels(16)
-    with pytest.warns(UserWarning, match="output or gradient differs"):
+    with pytest.raises(KernelError, match="output or gradient differs"):
         problem.use_kernels(16)
     assert problem.kernel_source is None
 
@@ -389,8 +410,9 @@ def test_without_a_working_compiler_torch_computes_the_gradient(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "compiler", lambda: "false")
     problem = a_problem(nn.Sequential(nn.Conv2d(3, 6, 4), nn.Flatten(), nn.Linear(150, 4)))
-    with pytest.warns(UserWarning, match="could not be compiled"):
+    with pytest.raises(KernelError, match=r"could not be compiled \(false failed\)"):
         assert_gradients_agree(problem)
+    assert problem.kernel_source is None
     assert problem.batch(torch.arange(16), {}).inputs.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -410,7 +432,7 @@ def test_compiled_kernels_are_cached_and_damaged_files_replaced(
     unreadable.mkdir()
     assert compile_anew(source).answer() == 42
     unreadable.rmdir()
-    monkeypatch.setattr(kernels.subprocess, "run", None)
+    monkeypatch.setattr(kernels.subprocess, "Popen", None)
     assert compile_anew(source).answer() == 42, "loaded from the cache, without a compiler"
 
 
@@ -419,6 +441,78 @@ def test_an_unwritable_cache_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert kernels._library.__wrapped__('extern "C" int answer() { return 7; }').answer() == 7
+
+
+@needs_compiler
+def test_a_cache_that_forbids_execution_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    forbidden = [str(tmp_path / "cache")]
+    load = kernels.CDLL
+
+    def load_elsewhere(path: str) -> Any:
+        if any(path.startswith(folder) for folder in forbidden):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(kernels, "CDLL", load_elsewhere)
+    source = 'extern "C" int answer() { return 3; }'
+    compile_anew = kernels._library.__wrapped__
+    assert compile_anew(source).answer() == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels.subprocess, "Popen", None)
+        assert compile_anew(source).answer() == 3, "a copy of the cached file"
+    forbidden.append("/")
+    with pytest.raises(KernelError, match=r"could not be loaded \(.*failed to map segment"):
+        compile_anew(source)
+
+
+def test_an_interruption_ends_the_compiler_and_removes_its_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The compiler is a script that starts another process and writes a temporary file, as g++ does."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels.tempfile, "tempdir", str(tmp_path / "temporary"))
+    script = tmp_path / "c++"
+    script.write_text(f'#!/bin/sh\nsleep 600 &\ntouch "$TMPDIR/part.s"\necho $! > {tmp_path}/new\nmv new pid\nwait\n')
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernels, "compiler", lambda: str(script))
+
+    def interrupt(process: Any, source: str) -> None:
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        assert len(list((tmp_path / "temporary").glob("*/part.s"))) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels.subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kernels._library.__wrapped__("")
+    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a killed process ends within seconds; until its parent reads its exit code, it is a zombie."""
+    for _ in range(500):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@needs_compiler
+def test_a_worker_without_the_kernels_of_the_main_process_stops(without_kernels: Callable[[], None]) -> None:
+    problem = a_run("on").problem
+    assert problem.kernel_source is not None
+    without_kernels()
+    received = pickle.loads(pickle.dumps(problem))
+    with pytest.raises(KernelError, match=r"could not be compiled \(false failed\) in a worker process"):
+        received.loss_and_gradient(received.initial_state()[0], {}, received.batch(torch.arange(16), {}))
 
 
 @pytest.mark.parametrize(
@@ -466,3 +560,68 @@ def test_a_resumed_run_keeps_the_recorded_decision(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "compiler", lambda: "c++")
     assert Run(config, data=data).config.engine.compile == "on"
     assert Run(config, tmp_path / "run", data=data, resume=True).config.engine.compile == "off"
+
+
+TINY = {"dataset": DATA, "clients": 10, "clients_per_round": 2, "partition": "iid", "model": "lenet5"}
+TINY |= {"batch_size": 16, "local_steps": 2, "rounds": 3, "workers": 1, "device": "cpu"}
+
+
+def begin(folder: Path, compiled: str = "on") -> None:
+    """Run one of three rounds."""
+    rounds = fedflat.rounds("fedavg", out=folder, engine__compile=compiled, **TINY)
+    next(rounds)
+    rounds.close()
+
+
+@needs_compiler
+def test_a_compiled_run_is_not_resumed_without_its_kernels(
+    without_kernels: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin(tmp_path / "run")
+    without_kernels()
+    expected = r"cannot resume the run in .*run: .*engine.compile=on.*false failed.*restore .* engine.compile=off"
+    with pytest.raises(UserError, match=expected):
+        fedflat.resume(tmp_path / "run", dataset=DATA)
+    monkeypatch.undo()
+    assert fedflat.resume(tmp_path / "run", dataset=DATA).config.engine.compile == "on"
+
+
+@needs_compiler
+@pytest.mark.parametrize("compiled", ["on", "auto"])
+def test_a_run_records_off_if_its_kernels_fail_and_is_resumed_without_them(
+    without_kernels: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled: str
+) -> None:
+    begin(tmp_path / "off", "off")
+    monkeypatch.setattr(engine, "MIN_STEPS_TO_COMPILE", 1)
+    without_kernels()
+    with pytest.warns(UserWarning, match="training continues with torch's kernels"):
+        begin(tmp_path / "run", compiled)
+    monkeypatch.undo()
+    kernels._library.cache_clear()
+    assert RunFolder(tmp_path / "run").config().engine.compile == "off"
+    for name in ("off", "run"):
+        fedflat.resume(tmp_path / name, dataset=DATA)
+    files = [tmp_path / name / "model.safetensors" for name in ("off", "run")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@needs_compiler
+@pytest.mark.parametrize(("recorded", "given"), [("on", "off"), ("off", "on")])
+def test_a_repeated_comparison_keeps_the_recorded_compile(tmp_path: Path, recorded: str, given: str) -> None:
+    (folder,) = comparison_folders(tmp_path, ["fedavg"], [0])
+    begin(folder, recorded)
+    with pytest.raises(UserError, match=f"recorded engine.compile={recorded}, but engine.compile={given} is given"):
+        fedflat.compare(["fedavg"], seeds=1, out=tmp_path, engine__compile=given, **TINY)
+    (result,) = fedflat.compare(["fedavg"], seeds=1, out=tmp_path, **TINY)
+    assert result.config.engine.compile == recorded
+    config = result.config.changed(engine={"compile": given, "device": "cuda"})
+    engine.require_same_compile(folder, config, result.config)  # on a GPU, repeated runs differ by rounding, too
+
+
+@needs_compiler
+def test_a_changed_config_does_not_turn_the_kernels_off(tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    file.write_text(file.read_text().replace("compile: 'on'", "compile: 'off'"))
+    with pytest.raises(UserError, match=r"the checkpoint was written with engine.compile=on"):
+        fedflat.resume(tmp_path / "run", dataset=DATA)

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import fedflat
+from fedflat.engines.problem.kernels import KernelError
 from fedflat.errors import GpuFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import tune
+from fedflat.experiment.campaign.sweep import LockedRun
 from fedflat.experiment.campaign.sweep_file import combinations, read_sweep
 from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
 from fedflat.experiment.store.run_folder import RunFolder
@@ -332,3 +334,19 @@ def test_the_best_settings_have_no_placeholders(tmp_path: Path) -> None:
     assert search.resolved({"mu": 0.25}) == {"algorithm": "fedprox(mu=0.25)"}
     with pytest.raises(UserError, match="fedflat tune FILE"):
         combinations(read_sweep({"base": BASE, "tune": {"space": {"lr": [0.1]}}}))
+
+
+def test_a_trial_that_cannot_use_its_kernels_is_continued_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_optuna()
+    made = search(tmp_path / "search", base=QUICK, tune=ONE_TRIAL)
+
+    def fail(*given: object) -> None:
+        raise KernelError("there is no C++ compiler")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LockedRun, "execute", fail)
+        with pytest.raises(KernelError):
+            list(run_search(made))
+    assert [trial.state for trial in run_search(made)] == ["complete"]

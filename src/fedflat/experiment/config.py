@@ -181,7 +181,7 @@ class StopSettings(SettingsGroup):
 
 
 class EngineSettings(SettingsGroup):
-    """Where and how training executes; only precision affects results."""
+    """Where and how training executes; only precision and, on a CPU, compile affect results."""
 
     name: Literal["auto", "loop", "lanes", "ray"] = Field(
         "auto", description="loop trains clients in worker processes, lanes side by side on a GPU, ray on a Ray cluster"
@@ -231,7 +231,10 @@ MAY_CHANGE: dict[str, bool | set[str]] = {
     "stop": True,
     "engine": set(EngineSettings.model_fields) - {"precision"},
 }
-"""Settings that do not affect the result of a round and may therefore change when a run is resumed."""
+"""Settings that do not affect the result of a round and may therefore change when a run is resumed.
+
+``engine.compile``, which changes results by rounding, is checked separately.
+"""
 
 
 class Config(SettingsGroup):
@@ -383,7 +386,7 @@ def describe_difference(ours: Config, theirs: Config) -> str:
 
 
 def changes_results(name: str) -> bool:
-    """Whether a setting, given by its full name, affects the result of a run."""
+    """Whether a setting, given by its full name, affects the result of a run by more than rounding."""
     return not name.startswith("engine.") or name == "engine.precision"
 
 

@@ -94,7 +94,6 @@ class Run:
             if engine is None:
                 prepare_workers(config, self._user_objects)
             self.problem, self.partition = build_problem(config, data, model, task)
-        self.config = config = config if engine else decide_compile(config, self.problem, self.partition, recorded)
         if not resume:  # a resumed run was checked when it began
             check_new_run(config, self.metric, self.partition)
         self.algorithm, self.folder = algorithm(config.algorithm), RunFolder(folder) if folder else None
@@ -114,7 +113,9 @@ class Run:
         self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
         self._started = self._session_started = time.monotonic()
-        self.engine: Engine = engine(self) if engine else engine_for(config, self.problem, self._user_objects)
+        # Last, because it may compile kernels, which takes seconds.
+        self.config = config if engine else decide_compile(config, self.problem, self.partition, recorded, folder)
+        self.engine: Engine = engine(self) if engine else engine_for(self.config, self.problem, self._user_objects)
 
     def execute(self) -> Record:
         """Run to the end, from the last checkpoint if there is one; returns the record of the run."""

@@ -8,7 +8,6 @@ to build its batch and ``loss_and_gradient`` to differentiate it (``engines/roun
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -110,22 +109,19 @@ class Problem:
         return self.arithmetic is None and is_narrow(self.model, batch_size) and self._source(batch_size) is not None
 
     def use_kernels(self, batch_size: int) -> None:
-        """Compute the gradients of batches of this size with fedflat's own kernels; if they do not work, warn.
+        """Compute the gradients of batches of this size with fedflat's own kernels, if they support the model.
 
-        The kernels are compiled and compared with torch here, and only loaded in worker processes.
+        The kernels are compiled and compared with torch here, and only loaded in worker processes. If they do not work,
+        a ``KernelError`` is raised, and torch computes the gradients.
         """
         source = self._source(batch_size)
         if source is None or batch_size > len(self.data.train):
             return
         inputs = self.normalised(self.data.train.take(torch.arange(batch_size)).inputs)
         self.model.train()
-        try:
-            check_kernels(source, partial(self.output, buffers={}), self.initial_state()[0], self.layout.sizes, inputs)
-        except KernelError as error:
-            warnings.warn(f"{error}; training continues with torch's kernels, which are slower", stacklevel=2)
-        else:
-            self.kernel_source = source
-            self._loader = None  # the kernels have a memory layout of their own
+        check_kernels(source, partial(self.output, buffers={}), self.initial_state()[0], self.layout.sizes, inputs)
+        self.kernel_source = source
+        self._loader = None  # the kernels have a memory layout of their own
 
     def _source(self, batch_size: int) -> ChainSource | None:
         return source_of_model(self.model, self.data.input_shape, self.layout.offsets, batch_size)
@@ -265,7 +261,10 @@ class Problem:
         if self.kernel_source is None or not self.kernel_source.fits(batch.inputs):
             return None
         if self._kernels is None:
-            self._kernels = ChainKernels(self.kernel_source)
+            try:
+                self._kernels = ChainKernels(self.kernel_source)
+            except KernelError as error:  # torch's kernels would give other results than the other processes
+                raise KernelError(f"{error} in a worker process; continue with --workers 1") from None
         return self._kernels
 
     def _leaves_for(self, vector: Tensor) -> dict[str, Tensor]:

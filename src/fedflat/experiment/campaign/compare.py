@@ -17,7 +17,7 @@ from fedflat.experiment.callback import Callback, RemoteCallback, require_remote
 from fedflat.experiment.campaign.processes import run_in_parallel, run_in_sequence, unsendable_names
 from fedflat.experiment.config import Config, describe_difference
 from fedflat.experiment.run import Run
-from fedflat.experiment.setup.engine import MIN_STEPS_FOR_PROCESSES, SMALL_MODEL, total_steps
+from fedflat.experiment.setup.engine import MIN_STEPS_FOR_PROCESSES, SMALL_MODEL, require_same_compile, total_steps
 from fedflat.experiment.setup.problem import decide_precision, device_of, load_data
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.provenance import fingerprints, require_same_inputs
@@ -261,6 +261,7 @@ def existing_run(config: Config, path: Path | None, inputs: CurrentInputs | None
     differing = describe_difference(recorded, decide_precision(config, recorded))
     if differing:
         raise UserError(f"{path} holds a run with other settings ({differing}); choose another --out or remove it")
+    require_same_compile(path, config, recorded)
     if inputs is not None:
         require_same_inputs(folder, inputs.of(config))
     return folder

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedflat.algorithms import algorithm
 from fedflat.algorithms.composition import PART_REGISTRIES
+from fedflat.engines.problem.kernels import KernelError
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import existing_run, folder_name, run_each
 from fedflat.experiment.campaign.optuna_study import Study
@@ -373,7 +374,7 @@ def confirm(
             folders.append(folder / folder_name(finalist.label) / f"seed-{seed}")
             try:
                 existing_run(configs[-1], folders[-1])
-            except DamagedFile:
+            except (DamagedFile, KernelError):
                 raise
             except UserError as error:
                 raise UserError(

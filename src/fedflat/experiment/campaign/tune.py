@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedflat.engines.problem.kernels import KernelError
 from fedflat.engines.problem.task import lower_is_better
 from fedflat.errors import GpuFailed, UserError
 from fedflat.experiment.analysis.reopen import primary_model
@@ -347,7 +348,7 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
         trial = finish("pruned")
         delete_parts(folder, search.file.keep.removed)
         return trial
-    except LockedError:  # a UserError, but not a failure of the trial
+    except (LockedError, KernelError):  # user errors, but not failures of the trial
         raise
     except GpuFailed as error:
         raise GpuFailed(f"{finish('failed', error=str(error))}: {error}") from error

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from fedflat.data.sources.source import data_dir
 from fedflat.engines.cpu.engine import LoopEngine
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.engines.gpu.step import compiled_step, eager_step
-from fedflat.engines.problem.kernels import compiler
+from fedflat.engines.problem.kernels import KernelError, compiler
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.task import require_distillation
 from fedflat.engines.round.aggregation import Aggregation
@@ -71,7 +72,7 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
     GPU. ``auto`` selects lanes on a GPU, and the loop on a CPU or for streamed data.
 
     Args:
-        config: the experiment; ``engine.compile=auto`` counts as off, so call ``decide_compile`` first.
+        config: the experiment, as ``decide_compile`` returned it; ``engine.compile=auto`` counts as off.
         problem: its problem, on the device to train on.
         user_objects: user-supplied objects, which Ray workers need to build the problem. Without them, as in a Ray
             worker, the engine is local even if the config names Ray.
@@ -94,8 +95,6 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
             f"engine.name=lanes needs all data on the device, but {problem.data.name} is streamed; use engine.name=loop"
         )
     if settings.name == "loop" or (settings.name != "lanes" and (is_streamed or not on_gpu)):
-        if should_compile and not on_gpu and problem.suits_kernels(config.training.batch_size):
-            problem.use_kernels(config.training.batch_size)
         return LoopEngine(problem, settings.workers or _default_workers(config, problem))
     return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
 
@@ -147,40 +146,87 @@ def check_precision(precision: str, on_gpu: bool) -> None:
         warnings.warn(f"engine.precision=tf32 has no effect on {device}; this run uses float32", stacklevel=3)
 
 
-def decide_compile(config: Config, problem: Problem, partition: Partition, recorded: Config | None = None) -> Config:
-    """Replace ``engine.compile=auto`` by on or off.
+def decide_compile(
+    config: Config,
+    problem: Problem,
+    partition: Partition,
+    recorded: Config | None = None,
+    path: Path | None = None,
+) -> Config:
+    """Replace ``engine.compile=auto`` by on or off, and let the problem use its CPU kernels if it is on.
 
     The decision depends only on the config, the device and whether there is a C++ compiler, so it is the same whenever
-    a run is repeated on the same machine. A run records it and keeps it when it is resumed.
+    a run is repeated on the same machine. If the kernels do not work, a new run warns and trains with torch's; the
+    returned config then has ``off``. A run records the returned value and keeps it when it is resumed.
 
     Args:
         config: the experiment.
         problem: its problem, on the device to train on.
         partition: its partition.
         recorded: the config that a resumed run recorded.
+        path: the folder of the resumed run.
+
+    Raises:
+        KernelError: a resumed run began with kernels that do not work now, or with another value than ``config`` has.
     """
-    engine, training = config.engine, config.training
-    if engine.compile != "auto" or engine.name == "ray":  # workers of a Ray cluster decide by themselves
+    if config.engine.name == "ray":  # workers of a Ray cluster decide by themselves
         return config
+    if recorded is not None:
+        require_same_compile(path, config, recorded)
+    should_compile = _should_compile(config, problem, partition, recorded)
+    uses_loop_on_cpu = problem.device.type == "cpu" and config.engine.name != "lanes"
+    if should_compile and uses_loop_on_cpu and problem.suits_kernels(config.training.batch_size):
+        try:
+            problem.use_kernels(config.training.batch_size)
+        except KernelError as error:
+            if recorded is not None and recorded.engine.compile == "on":
+                raise KernelError(
+                    f"cannot resume the run in {path}: it began with fedflat's kernels (engine.compile=on), with which "
+                    f"results differ from torch's, but {error}; restore the C++ compiler with which it began, or start "
+                    "again in another folder with engine.compile=off"
+                ) from None
+            warnings.warn(f"{error}; training continues with torch's kernels, which are slower", stacklevel=3)
+            should_compile = False
+    return config.changed(engine={"compile": "on" if should_compile else "off"})
+
+
+def require_same_compile(path: Path | None, config: Config, recorded: Config) -> None:
+    """Raise a ``KernelError`` if ``engine.compile`` contradicts the value that the run in ``path`` recorded.
+
+    Compiled and uncompiled results differ by rounding. On a GPU, so do repeated runs, so there the value may change.
+    """
+    ours, theirs = config.engine.compile, recorded.engine.compile
+    may_use_gpu = config.engine.device == "cuda" or (config.engine.device == "auto" and torch.cuda.is_available())
+    if may_use_gpu or "auto" in (ours, theirs) or ours == theirs:
+        return
+    raise KernelError(
+        f"the run in {path} recorded engine.compile={theirs}, but engine.compile={ours} is given, with which results "
+        f"differ on a CPU; use engine.compile={theirs} to continue, or choose another folder"
+    )
+
+
+def _should_compile(config: Config, problem: Problem, partition: Partition, recorded: Config | None) -> bool:
+    """Whether to compile, according to the config, the resumed run's ``recorded`` config or the length of the run."""
+    engine, training = config.engine, config.training
+    if engine.compile != "auto":
+        return engine.compile == "on"
+    if recorded is not None and recorded.engine.compile != "auto":
+        return recorded.engine.compile == "on"
     on_gpu = problem.device.type == "cuda"
     uses_lanes = engine.name == "lanes" or (
         engine.name == "auto" and on_gpu and not isinstance(problem.data.train.inputs, StreamedTensor)
     )
-    if recorded is not None and recorded.engine.compile != "auto":
-        pays_off = recorded.engine.compile == "on"
-    elif uses_lanes or on_gpu:
-        pays_off = uses_lanes and on_gpu and training.rounds >= MIN_ROUNDS_TO_COMPILE
-    else:
-        sizes = [len(indices) for indices in partition.summarised_clients]
-        full_batches = training.local_epochs * (median_low(sizes) // training.batch_size)
-        cohort = min(config.federation.clients_per_round, len(partition.clients))
-        pays_off = (
-            bool(full_batches)
-            and training.rounds * cohort * (training.local_steps or full_batches) >= MIN_STEPS_TO_COMPILE
-            and problem.suits_kernels(training.batch_size)
-            and compiler() is not None
-        )
-    return config.changed(engine={"compile": "on" if pays_off else "off"})
+    if uses_lanes or on_gpu:
+        return uses_lanes and on_gpu and training.rounds >= MIN_ROUNDS_TO_COMPILE
+    sizes = [len(indices) for indices in partition.summarised_clients]
+    full_batches = training.local_epochs * (median_low(sizes) // training.batch_size)
+    cohort = min(config.federation.clients_per_round, len(partition.clients))
+    return (
+        bool(full_batches)
+        and training.rounds * cohort * (training.local_steps or full_batches) >= MIN_STEPS_TO_COMPILE
+        and problem.suits_kernels(training.batch_size)
+        and compiler() is not None
+    )
 
 
 def ray_engine(config: Config, problem: Problem, user_objects: UserObjects) -> RayEngine:

@@ -150,6 +150,8 @@ def write_checkpoint(
     }
     if frozen:
         header["frozen"] = frozen
+    if config.engine.compile == "on":
+        header["compile"] = "on"
     if timeline.values:
         header["timeline"] = timeline.values
     current = folder.path / CHECKPOINT
@@ -190,6 +192,11 @@ def last_checkpoint(
         with explain_os_error(folder.path / CHECKPOINT):
             rename(folder.path / PREVIOUS, folder.path / CHECKPOINT)
     require_same_settings(folder, config, header)
+    if device.type == "cpu" and header.get("compile") == "on" and config.engine.compile == "off":
+        raise UserError(
+            f"{folder.path / 'config.yaml'} has engine.compile=off, but the checkpoint was written with "
+            "engine.compile=on, with which results differ on a CPU; restore it"
+        )
     if header.get("frozen", "") != frozen:
         raise UserError(
             f"the frozen part of the model differs from the one that the run in {folder.path} began with; "
