@@ -131,7 +131,7 @@ def test_large_numbers_are_standardised_and_reported_in_their_units(fedflat, pri
     shown = fedflat("evaluate", document["folder"]).stdout
     assert "lower rmse is better" in shown and "corrupt" not in shown and "  mae" in shown and "  r2" in shown
     assert "clients (training data)" in shown and "3 natural clients" in shown and "domain" not in shown
-    assert "The loss is that of standardised targets" in shown
+    assert "The loss is computed on standardised targets" in shown
     assert "Not on corruptions" in fedflat("evaluate", document["folder"], "--on", "test,corruptions").stdout
     with pytest.raises(UserError, match="only vectors"):
         standardise(load("digits"))

@@ -310,7 +310,8 @@ def _check_number(result: StoredResult, key: str) -> None:
     # The curve of an average begins later than the run.
     points = zip(result.curve_rounds[::-1], curve[::-1], strict=False)
     history = [{"round": r, "test": {cell.evaluated: {result.metric: value}}} for r, value in points][::-1]
-    run = MeasuredRun(history, result.metric, result.status, int(result.protocol["rounds"]))
+    rounds = int(result.protocol.get("rounds") or result.curve_rounds[-1])  # released code has other settings
+    run = MeasuredRun(history, result.metric, result.status, rounds)
     computed: float | None
     if isinstance(cell.statistic, RoundsTo):
         low, computed, high = (
