@@ -29,7 +29,7 @@ WRONG = {
         "federation.clients_per_round=51 exceeds data.clients=50",
     ),
     "unknown setting": (("run", "--set", "training.rouns=3"), "'rouns'; did you mean rounds"),
-    "unknown group": (("run", "--set", "trainin.rounds=3"), "'trainin'; did you mean training"),
+    "unknown group": (("run", "--set", "trainin.rounds=3"), "'trainin.rounds'; did you mean training.rounds"),
     "set without a value": (
         ("run", "--set", "training.rounds"),
         "cannot read --set 'training.rounds'; expected key=value",

@@ -74,6 +74,8 @@ def test_an_unknown_setting_suggests_ours(name: str, meant: str) -> None:
         ({"data": "digits"}, r"data='digits' .*did you mean data\.dataset"),
         ({"training": 3}, "training=3 .*group of settings"),
         ({"rounds": 3}, r"unknown setting 'rounds'; did you mean training\.rounds"),
+        ({"trainin": {"lr": 1}}, r"unknown setting 'trainin\.lr'; did you mean training\.lr"),
+        ({"training": {"a": {"b": 1}}}, r"training has no setting 'a\.b'"),
         ({"training": {"romentum": 3}}, "training has no setting 'romentum'; did you mean momentum"),
     ],
 )

@@ -18,6 +18,7 @@ from fedflat.setting_names import (
     DEFAULT_MEASUREMENTS,
     MEASUREMENTS,
     SHORT_NAMES,
+    flat,
     parse_flatness,
     parse_measurements,
     suggest_setting,
@@ -401,6 +402,9 @@ def _user_error(error: ValidationError) -> UserError:
         group: Any = Config
         for part in groups:
             group = group.model_fields[part].annotation
+        if isinstance(first["input"], dict) and first["input"]:  # an unknown group; name its first setting in full
+            name = next(flat({name: first["input"]}))[0]
+            return unknown_setting(name, setting_names(group), ".".join(groups))
         return unknown_setting(name, group.model_fields, ".".join(groups))
     if first["type"] in ("model_type", "model_attributes_type"):  # one value was given for a group of settings
         suggestion = suggest_setting(full_name)
