@@ -283,6 +283,14 @@ def test_every_panel_of_a_figure_is_drawn(fedflat):
     assert len(set(picture_commands(plan, Path("out")))) == 9
 
 
+def test_options_at_small_scale_replace_those_of_the_figure():
+    table = find_table("eccv/figure2")
+    plan = make_plan(table, list(table.cells.values()), [0], Path("out"), Deviations(small=True))
+    for command in picture_commands(plan, Path("out")):
+        words = command.split()
+        assert words.count("--points") == 1 and words[words.index("--points") + 1] == "11", command
+
+
 def test_accuracy_under_corruptions_is_drawn_as_bars(fedflat):
     arguments = ("reproduce", "eccv/figure6", "--cells", "fedavg/*", "--cells", "fedasam/cifar10-c", *SMALL)
     document = json.loads(fedflat(*arguments, "--rounds", "1", "--json").stdout)

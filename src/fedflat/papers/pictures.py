@@ -25,7 +25,7 @@ SMALL_OPTIONS = {
     "flatness spectrum": "--examples 20 --subsets 1 --eigenvalues 5",
     "flatness clients": "--examples 20",
 }
-"""Options added at small scale: on all examples of a downloaded dataset, the commands take minutes."""
+"""Options at small scale, in place of a figure's own values: on a downloaded dataset, commands would take minutes."""
 
 
 def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
@@ -75,7 +75,20 @@ def picture_commands(plan: ReproductionPlan, out: Path) -> list[str]:
         commands += [fill(command, each) for each in repeated]
     options = SMALL_OPTIONS if plan.deviations.small else {}
     added = {command: [flags for name, flags in options.items() if name in command] for command in commands if command}
-    return [" ".join([command, *flags]) for command, flags in added.items()]
+    return [_with_options(command, " ".join(flags)) for command, flags in added.items()]
+
+
+def _with_options(command: str, options: str) -> str:
+    """Set options of a command, in place of the values that it gives them.
+
+    >>> _with_options("flatness plane a:server --points 21 --out a", "--points 11 --examples 100")
+    'flatness plane a:server --points 11 --out a --examples 100'
+    """
+    for option, value in re.findall(r"(--\S+) (\S+)", options):
+        command, replaced = re.subn(rf"(?<!\S){option} \S+", f"{option} {value}", command)
+        if not replaced:
+            command = f"{command} {option} {value}"
+    return command
 
 
 def bar_chart(outcomes: Sequence[CellOutcome]) -> Figure:
