@@ -159,6 +159,24 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     assert total and len(runs) == 7 and int(total[1]) < sum(runs), shown
 
 
+@pytest.mark.parametrize(
+    ("table", "setting"),
+    [
+        ("eccv/table3", 'augmentation="crop-flip+cutout(size=8)"'),
+        ("eccv/table5", "clients=1, augmentation=crop-flip+mixup"),
+        ("eccv/table8", "statistics=own"),
+        ("fedwmsam/figure6", "clients=50"),
+    ],
+)
+def test_a_dry_run_shows_all_settings_in_which_runs_differ(fedflat, monkeypatch, table, setting):
+    monkeypatch.setitem(WIDE, "COLUMNS", "400")  # no row is wrapped
+    shown = fedflat("reproduce", table, "--seeds", "1", "--dry-run", "--no-probe").stdout
+    rows = shown.partition("rounds  settings")[2].strip().splitlines()[1:]
+    runs = re.search(r"^runs +(\d+) with", shown, re.MULTILINE)
+    assert runs and len(set(rows)) == len(rows) == int(runs[1])
+    assert setting in shown
+
+
 def test_results_as_markdown_and_csv(fedflat, tmp_path):
     cells = ("--cells", "fedgamma/*", *SMALL, "--rounds", "4")
     fedflat("reproduce", "fedswa/table8", *cells, "--markdown", "r.md", "--csv", "r.csv")

@@ -16,7 +16,7 @@ from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.reporting.distinct import drop_repeated
-from fedflat.reporting.row import LabelledRow, Row, rows_of
+from fedflat.reporting.row import LabelledRow, Row, differing_names, rows_of
 from fedflat.reporting.tables.summary import seed_statistics, summarise
 from fedflat.reporting.tables.targets import MedianRounds, costs_to_target
 from fedflat.setting_names import flat
@@ -165,8 +165,7 @@ class Comparison:
         import pandas as pd
 
         settings = [_settings_of(record.config) for record in self.records]
-        names = dict.fromkeys(name for values in settings for name in values)
-        differing = [name for name in names if len({str(values.get(name)) for values in settings}) > 1]
+        differing = differing_names(settings)
         frames = []
         for record, values in zip(self.records, settings, strict=True):
             frame = pd.json_normalize(record.history).assign(algorithm=record.config.algorithm, seed=record.config.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,16 +121,33 @@ def rows_of(records: Iterable[Record], settings_of: Callable[[Config], Mapping[s
         key = record.config.algorithm, str(settings_of(record.config))
         experiments.setdefault(key, []).append(record)
     settings = [settings_of(runs[0].config) for runs in experiments.values()]
-    names = dict.fromkeys(name for values in settings for name in values)
-    differing = [name for name in names if len({str(values[name]) for values in settings}) > 1]
+    differing = differing_names(settings)
     rows: dict[str, LabelledRow] = {}
     for runs, values in zip(experiments.values(), settings, strict=True):
         by_seed = tuple(sorted(runs, key=lambda record: record.config.seed))
         distinguishing = {name: values[name] for name in differing}
-        assignments = [f"{name.rpartition('.')[2]}={show_value(value)}" for name, value in distinguishing.items()]
         for model in dict.fromkeys(name for record in runs for name in record.evaluated) or ("server",):
             row = Row(runs[0].config.algorithm, model, by_seed)
-            label = ", ".join([row.label, *assignments])
+            label = ", ".join([row.label, *assignments(distinguishing)])
             if label not in rows or len(row.ended) > len(rows[label].row.ended):
                 rows[label] = LabelledRow(label, row, distinguishing)
     return list(rows.values())
+
+
+def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings in which several experiments differ.
+
+    >>> differing_names([{"training.lr": 0.1, "seed": 0}, {"training.lr": 0.2, "seed": 0}])
+    ['training.lr']
+    """
+    names = dict.fromkeys(name for values in settings for name in values)
+    return [name for name in names if len({str(values.get(name)) for values in settings}) > 1]
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as short assignments.
+
+    >>> assignments({"training.lr": 0.1, "data.clients": None})
+    ['lr=0.1', 'clients=none']
+    """
+    return [f"{name.rpartition('.')[2]}={show_value(value)}" for name, value in settings.items()]

@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 SCALES = ("paper", "small")
 NO_DEVIATIONS = ("engine.", "data.dir", "init")
 """Prefixes of settings that do not change results, or whose change is recorded separately (init)."""
+PLAN_SETTINGS = (
+    "algorithm",
+    "model",
+    "data.dataset",
+    "data.partition",
+    "federation.clients_per_round",
+    "training.local_epochs",
+    "training.local_steps",
+    "training.rounds",
+)
+"""Settings with a column of their own in the plan; others are shown if they differ between runs of a table."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 
@@ -271,20 +282,24 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
 
 
 def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
-    """Print the plan with one row per run of the first seed."""
+    """Print the plan with one row per run of the first seed, and the settings in which these runs differ."""
+    from fedflat.cli.lookup.settings import flat_settings
+    from fedflat.reporting.row import assignments, differing_names
+
     _print_work(plan, work)
+    configs = [run.config for run in plan.runs if run.config.seed == plan.seeds[0]]
+    settings = [flat_settings(config) for config in configs]
+    differing = [name for name in differing_names(settings) if name not in PLAN_SETTINGS]
     rows = []
-    for run in plan.runs:
-        config = run.config
-        if config.seed == plan.seeds[0]:
-            data, training, per_round = config.data, config.training, config.federation.clients_per_round
-            epochs = f"{training.local_steps} steps" if training.local_steps else training.local_epochs
-            rows.append(
-                [config.algorithm, config.model, data.dataset, data.partition, per_round, epochs, training.rounds]
-            )
-    columns = ("algorithm", "model", "data", "partition", "per round", "epochs", "rounds")
+    for config, values in zip(configs, settings, strict=True):
+        data, training, per_round = config.data, config.training, config.federation.clients_per_round
+        epochs = f"{training.local_steps} steps" if training.local_steps else training.local_epochs
+        row = [config.algorithm, config.model, data.dataset, data.partition, per_round, epochs, training.rounds]
+        rows.append([*row, ", ".join(assignments({name: values[name] for name in differing}))])
+    columns = ("algorithm", "model", "data", "partition", "per round", "epochs", "rounds", "settings")
+    shown = columns if differing else columns[:-1]
     if rows:
-        screen().print("", table(columns, rows, numeric=columns[4:]), "")
+        screen().print("", table(shown, [row[: len(shown)] for row in rows], numeric=columns[4:7]), "")
 
 
 def _print_total(plans: Sequence[ReproductionPlan]) -> None:
