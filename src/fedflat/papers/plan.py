@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -95,6 +95,7 @@ class ReproductionPlan:
         seeds: the seeds of every experiment.
         runs: every distinct experiment with every seed.
         not_runnable: by the name of a cell, the reason why it cannot be run.
+        skipped: the runs that only cells in ``not_runnable`` need.
     """
 
     table: PaperTable
@@ -103,6 +104,7 @@ class ReproductionPlan:
     seeds: tuple[int, ...]
     runs: tuple[PlannedExperiment, ...]
     not_runnable: dict[str, str]
+    skipped: tuple[PlannedExperiment, ...] = ()
 
     def runs_of(self, cell: Cell) -> list[list[PlannedExperiment]]:
         """Return one list per experiment of a cell: its runs with all seeds."""
@@ -125,10 +127,21 @@ def make_plan(
     sources = dict.fromkeys(source for cell in cells for source in table.sources(cell))
     reasons = {cell.name: _reason_not_runnable(cell, deviations) for cell in sources}
     not_runnable = {name: reason for name, reason in reasons.items() if reason}
+    runs = _planned_runs([cell for cell in sources if cell.name not in not_runnable], table, seeds, out, deviations)
+    needed = {run.key for run in runs}
+    skipped = _planned_runs([cell for cell in sources if cell.name in not_runnable], table, seeds, out, deviations)
+    skipped = [run for run in skipped if run.key not in needed]
+    return ReproductionPlan(table, tuple(cells), deviations, tuple(seeds), tuple(runs), not_runnable, tuple(skipped))
+
+
+def _planned_runs(
+    cells: Iterable[Cell], table: PaperTable, seeds: Sequence[int], out: Path, deviations: Deviations
+) -> list[PlannedExperiment]:
+    """Return the runs that cells of a table need, each distinct experiment once per seed."""
     configs: dict[str, Config] = {}  # by experiment
     uses: dict[str, list[tuple[Cell, tuple[str, ...]]]] = {}  # by experiment: cells that need it, with its stand-ins
-    for cell in sources:
-        for paper_config in () if cell.name in not_runnable else cell.configs:
+    for cell in cells:
+        for paper_config in cell.configs:
             config, stand_ins = deviations.apply(paper_config)
             if deviations.small and isinstance(cell.statistic, Corrupted):
                 stand_ins = (*stand_ins, f"{CORRUPTIONS} for published corruptions")
@@ -136,7 +149,7 @@ def make_plan(
             configs[key] = config
             uses.setdefault(key, []).append((cell, stand_ins))
     folders = _experiment_folders(table.paper, deviations)
-    runs = [
+    return [
         PlannedExperiment(
             config.changed(seed=seed),
             out / folders[key] / f"seed-{seed}",
@@ -148,7 +161,6 @@ def make_plan(
         for seed in seeds
         for key, config in configs.items()
     ]
-    return ReproductionPlan(table, tuple(cells), deviations, tuple(seeds), tuple(runs), not_runnable)
 
 
 def model_query(cell: Cell) -> ModelQuery | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedflat.experiment.campaign.estimate import RemainingWork
     from fedflat.experiment.config import Config
     from fedflat.papers import PaperTable
+    from fedflat.papers.cost import GpuTime
     from fedflat.papers.outcome import CellOutcome, MeasuredRun
     from fedflat.papers.plan import Deviations, PlannedExperiment, ReproductionPlan
 
@@ -50,6 +51,8 @@ PLAN_SETTINGS = (
     "training.rounds",
 )
 """Settings with a column of their own in the plan; others are shown if they differ between runs of a table."""
+ON_GPU = "--dry-run --set engine.device=cuda --set engine.precision=bf16"
+"""Options with which a machine with a GPU times a few steps of each kind of run, for runs that cannot be estimated."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
 
@@ -238,29 +241,44 @@ def _stand_ins(plan: ReproductionPlan) -> list[str]:
     return sorted({text for run in plan.runs for text in run.stand_ins})
 
 
-def _missing_datasets(plan: ReproductionPlan) -> list[str]:
+def _missing_datasets(runs: Iterable[PlannedExperiment]) -> list[str]:
     """Return the names of the datasets that unfinished runs need and that are not downloaded."""
     from fedflat.experiment.campaign.estimate import is_available
     from fedflat.text import parse
 
-    data = [run.config.data for run in plan.runs if not run.done]
+    data = [run.config.data for run in runs if not run.done]
     return list(dict.fromkeys(parse(each.dataset)[0].name for each in data if not is_available(each.dataset, each.dir)))
 
 
-def _shown_gpu_time(runs: Sequence[PlannedExperiment]) -> str:
-    """Return a text with the estimated time on the GPU that the stored results come from, and the runs left out."""
-    from fedflat.papers.cost import HARDWARE, gpu_time
+def _data_commands(runs: Iterable[PlannedExperiment]) -> str:
+    """Return the commands that get the missing datasets of runs; empty if none is missing."""
+    return "; ".join(f"fedflat data get {name}" for name in _missing_datasets(runs))
 
-    time = gpu_time(runs)
-    unmeasured = f"not measured: {', '.join(time.unknown)}"
+
+def _shown_gpu_time(time: GpuTime) -> str:
+    """Return a text with an estimated time on the GPU that the stored results come from."""
+    from fedflat.papers.cost import HARDWARE
+
     if not time.runs:
-        return f"unknown ({unmeasured})" if time.unknown else "none"
-    rest = f", without {counted(len(runs) - time.runs, 'run')} ({unmeasured})" if time.unknown else ""
-    return f"about {shown_seconds(time.seconds)} on one {HARDWARE} in bf16, from measured rounds{rest}"
+        return "unknown" if time.unknown else "none"
+    rest = f", for {time.runs} of {counted(time.runs + time.unknown_runs, 'run')}" if time.unknown else ""
+    bounded = f" ({', '.join(time.bounded)})" if time.bounded else ""
+    return f"about {shown_seconds(time.seconds)} on one {HARDWARE} in bf16, from measured rounds{bounded}{rest}"
+
+
+def _not_estimated(times: Sequence[GpuTime], remedy: str) -> dict[str, object]:
+    """Return a line on the runs whose time on a GPU cannot be estimated, why, and a remedy; none if all can be."""
+    count = sum(time.unknown_runs for time in times)
+    unknown = dict.fromkeys(text for time in times for text in time.unknown)
+    line = f"{counted(count, 'run')} (not measured: {', '.join(unknown)}); {remedy}"
+    return {"not estimated": line} if count else {}
 
 
 def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = False) -> None:
     """Print the numbers of cells, runs and rounds, the estimated time, stand-ins and skipped cells."""
+    from fedflat.papers.cost import gpu_time
+
+    time, skipped_time = gpu_time(plan.runs), gpu_time(plan.skipped)
     lines: dict[str, object] = {
         "table": f"{plan.table.full_name}, {len(plan.cells)} of {len(plan.table.cells)} cells",
         "runs": f"{work.runs} with {counted(len(plan.seeds), 'seed')}, {work.done} finished",
@@ -270,14 +288,24 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
         reason = f" ({work.reason})" if work.reason else ""
         estimate = f"about {shown_seconds(work.seconds)} (estimated)"
         lines["time on this machine"] = f"{'unknown' if work.seconds is None else estimate}{reason}"
-        lines["time on a GPU"] = _shown_gpu_time(plan.runs)
-        if missing := _missing_datasets(plan):
-            lines["data to get"] = "; ".join(f"fedflat data get {name}" for name in missing)
+        lines["time on a GPU"] = _shown_gpu_time(time)
+        if commands := _data_commands(plan.runs):
+            lines["data to get"] = commands
     if stand_ins := _stand_ins(plan):
         lines["stand-ins"] = "; ".join(stand_ins)
     if plan.not_runnable:
         cells_by_reason = Counter(plan.not_runnable.values())
         lines["skipped"] = "; ".join(f"{count} cells: {reason}" for reason, count in cells_by_reason.items())
+    if plan.skipped:
+        rounds = shown_count(sum(run.rounds_left for run in plan.skipped))
+        needs = [f"{counted(len(plan.skipped), 'run')}, {rounds} rounds", f"time: {_shown_gpu_time(skipped_time)}"]
+        if commands := _data_commands(plan.skipped):
+            needs.append(f"data to get: {commands}")
+        lines["skipped cells need"] = "; ".join(needs)
+    if not plan.deviations.small:
+        has_weights = not any(cell.weights for cell in plan.cells if cell.name in plan.not_runnable)
+        command = f"fedflat reproduce {plan.table.full_name} {ON_GPU}{'' if has_weights else ' --set init=FILE'}"
+        lines |= _not_estimated([time, skipped_time], f"to time a few steps on a GPU, with the data: {command}")
     screen(stderr).print(key_values(lines))
 
 
@@ -304,11 +332,19 @@ def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
 
 def _print_total(plans: Sequence[ReproductionPlan]) -> None:
     """Print the total work of several tables; tables of a paper share runs."""
-    runs = list({run.folder: run for plan in plans for run in plan.runs}.values())
-    rounds = shown_count(sum(run.rounds_left for run in runs))
-    total = {"all tables": f"{len(runs)} distinct runs, {rounds} rounds remaining"}
+    from fedflat.papers.cost import gpu_time
+
+    runs = {run.folder: run for plan in plans for run in plan.runs}
+    skipped = {run.folder: run for plan in plans for run in plan.skipped if run.folder not in runs}
+    rounds = shown_count(sum(run.rounds_left for run in runs.values()))
+    total: dict[str, object] = {"all tables": f"{len(runs)} distinct runs, {rounds} rounds remaining"}
     if not plans[0].deviations.small:
-        total["time on a GPU"] = _shown_gpu_time(runs)
+        time, skipped_time = gpu_time(runs.values()), gpu_time(skipped.values())
+        total["time on a GPU"] = _shown_gpu_time(time)
+        if skipped:
+            count = counted(len(skipped), "further run")
+            total["skipped cells need"] = f"{count}; time: {_shown_gpu_time(skipped_time)}"
+        total |= _not_estimated([time, skipped_time], "each table names a command")
     screen().print(key_values(total))
 
 
@@ -326,7 +362,13 @@ def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any
         "lacking": plan.not_runnable,
         "cost": vars(work),
         "gpu": vars(gpu_time(plan.runs)),
-        "missing_data": _missing_datasets(plan),
+        "missing_data": _missing_datasets(plan.runs),
+        "skipped": {
+            "runs": len(plan.skipped),
+            "rounds": sum(run.rounds_left for run in plan.skipped),
+            "gpu": vars(gpu_time(plan.skipped)),
+            "missing_data": _missing_datasets(plan.skipped),
+        },
     }
 
 

@@ -64,7 +64,7 @@ class DomainFolders(FolderSource):
         """List the images of every domain and class; each domain is a natural client."""
         tree = self.tree(data_dir)
         files = self._list_files(tree)
-        test_domain = self._find_test_domain(list(files))
+        test_domain = self.find_test_domain(list(files))
         classes = self._list_classes(tree, files)
         images = ImageList(tree, classes, list(files))
         for group, (domain, by_class) in enumerate(files.items()):
@@ -114,7 +114,7 @@ class DomainFolders(FolderSource):
             raise UserError(f"{tree.path} has {len(classes)} classes; expected {self.num_classes}; {self.remedy}")
         return classes
 
-    def _find_test_domain(self, domains: list[str]) -> str | None:
+    def find_test_domain(self, domains: list[str]) -> str | None:
         """Return the one of ``domains`` that the option ``test_domain`` names, or None if it is not set.
 
         Case does not matter, and underscores stand for spaces: ``real_world`` finds ``Real World``.
