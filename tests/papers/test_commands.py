@@ -251,6 +251,9 @@ def test_a_whole_paper_at_once(fedflat):
         (("fedswa", "--cells", "fedavg/*"), "18"),
         (("fedswa/table3", "--representative", "--cells", "fedavg/*"), "--cells and --representative exclude"),
         (("fedswa/table6", "--set", "training.lr", "--scale", "small"), "--set 'training.lr'"),
+        (("fedswa/table2", "--set", "data.dataset=cifar11", "--dry-run"), "'cifar11'; did you mean cifar10"),
+        (("fedswa/table6", "--set", "model=resnet19", "--dry-run"), "unknown model 'resnet19'"),
+        (("fedswa/table6", "--set", "no.such=1", "--dry-run"), "unknown setting 'no.such'"),
     ],
 )
 def test_user_errors_are_one_line(fedflat, arguments, message):

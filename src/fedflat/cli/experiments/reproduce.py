@@ -116,6 +116,8 @@ def reproduce(
         folder = root / paper_table.paper.name
         chosen_cells = paper_table.choose([paper_table.file.representative] if representative else cells)
         plan = make_plan(paper_table, chosen_cells, seed_list, folder, deviations)
+        if assignments:
+            _check_names(plan)
         work = remaining_work(plan.runs, probing=probe and not deviations.small)
         if dry_run:
             plans.append(plan)
@@ -180,6 +182,15 @@ def _deviations(small: bool, rounds: int | None, data_dir: Path | None, assignme
     settings = {full_name(name): value for name, _, value in parts}
     changed = tuple(f"{name}={value}" for name, value in settings.items() if not name.startswith(NO_DEVIATIONS))
     return Deviations(small, rounds, data_dir, apply_settings, changed, has_initial_weights="init" in settings)
+
+
+def _check_names(plan: ReproductionPlan) -> None:
+    """Raise a ``UserError`` if --set gave the runs an unknown dataset, model, partition or augmentation."""
+    from fedflat.experiment.campaign.sweep import check_names
+
+    configs = [run.config for run in (*plan.runs, *plan.skipped)]
+    for names in {(each.model, each.data.dataset, each.data.partition, each.data.augmentation) for each in configs}:
+        check_names(*names)
 
 
 def _folder_name(deviations: Deviations) -> str:
