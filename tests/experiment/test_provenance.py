@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fedflat
@@ -23,8 +24,10 @@ from fedflat.cli.shared.several_runs import verdict
 from fedflat.data import Dataset, load
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
+from fedflat.experiment.callback import Callback
 from fedflat.experiment.store.provenance import METADATA_KEY, fingerprint, fingerprints
 from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.models import build
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather
 from fedflat.reporting.row import MIXED_DATA
@@ -85,6 +88,77 @@ def test_resuming_with_different_objects_is_refused(
         fedflat.resume(folder, **then)
     assert RunFolder(folder).status()["status"] == "paused"
     assert fedflat.resume(folder, **first).record.history[-1]["round"] == 3
+
+
+class Killed(Callback):
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round_done(self, run: Any) -> None:
+        if run.rounds == self.after:
+            raise KeyboardInterrupt
+
+
+def killed(folder: Path, algorithm: str = "scaffold", after: int = 2, **settings: Any) -> Path:
+    """A run with client state that was killed after two of three rounds, one of which is in its checkpoint."""
+    settings = {**SETTINGS, "engine__checkpoint_every": 1, **settings}
+    with pytest.raises(KeyboardInterrupt):
+        fedflat.run(algorithm, out=folder, callbacks=[Killed(after)], **settings)
+    return folder
+
+
+def weights_file(path: Path, seed: int = 5) -> Path:
+    """A file with initial weights for digits."""
+    torch.manual_seed(seed)
+    save_file(build("mlp", (1, 8, 8), 10).state_dict(), path)
+    return path
+
+
+def test_changed_initial_weights_are_detected(tmp_path: Path) -> None:
+    init = weights_file(tmp_path / "init.safetensors")
+    content = init.read_bytes()
+    compare = partial(fedflat.compare, seeds=1, out=tmp_path / "compared", jobs=1, init=init, **SETTINGS)
+    compare(["fedavg"])
+    run = killed(tmp_path / "run", after=1, init=init)
+    old = Path(shutil.copytree(run, tmp_path / "old"))  # of a version that did not record the weights
+    recorded = json.loads((old / "partition.json").read_text())
+    assert recorded["own"].pop("init")
+    (old / "partition.json").write_text(json.dumps(recorded))
+    weights_file(init, seed=6)
+    with pytest.raises(
+        UserError, match=r"initial weights .*init.safetensors have changed since .*choose another --out"
+    ):
+        compare(["fedavg", "fedsam"])
+    with pytest.raises(UserError, match=r"initial weights .* have changed since the run .*restore that file, or start"):
+        fedflat.resume(run)
+    assert fedflat.resume(old).status == "finished"
+    init.write_bytes(content)
+    assert fedflat.resume(run).status == "finished" and len(compare(["fedavg", "fedsam"]).records) == 2
+    init.unlink()
+    compare(["fedavg", "fedsam"])  # finished runs do not need it
+
+
+def test_a_checkpoint_replaces_the_initial_weights(tmp_path: Path) -> None:
+    init = weights_file(tmp_path / "init.safetensors")
+    fedflat.run("scaffold", out=tmp_path / "whole", init=init, engine__checkpoint_every=1, **SETTINGS)
+    removed = killed(tmp_path / "removed", init=init)
+    changed = Path(shutil.copytree(removed, tmp_path / "changed"))
+    needing = {
+        "clients": killed(tmp_path / "clients", "fedavg+dyn(all_mean=true)", init=init),
+        "frozen": killed(tmp_path / "frozen", "fedavg", init=init, train="head"),
+        "no checkpoint": killed(tmp_path / "first", after=1, init=init),
+    }
+    weights_file(init, seed=6)
+    fedflat.resume(changed)
+    init.unlink()
+    fedflat.resume(removed)
+    for folder in (removed, changed):
+        for file in ("config.yaml", "metrics.jsonl", "model.safetensors"):
+            assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    for reason, folder in needing.items():
+        words = "frozen part .*restore the initial weights" if reason == "frozen" else "initial weights"
+        with pytest.raises(UserError, match=rf"{words} .*init.safetensors"):
+            fedflat.resume(folder)
 
 
 @pytest.mark.parametrize(("first", "then", "told"), OTHERS[2:])

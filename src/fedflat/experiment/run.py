@@ -45,7 +45,8 @@ from fedflat.experiment.store.checkpoint import (
 )
 from fedflat.experiment.store.client_states import CachedRowStore, ClientStateStore, RowStore, cache_size
 from fedflat.experiment.store.files import create_folder
-from fedflat.experiment.store.provenance import fingerprints, provenance, require_same_inputs
+from fedflat.experiment.store.initial_weights import without_lost_weights
+from fedflat.experiment.store.provenance import changed_weights, fingerprints, provenance, require_same_inputs
 from fedflat.experiment.store.run_folder import (
     SNAPSHOTS,
     STATISTICS_FILE,
@@ -90,10 +91,13 @@ class Run:
         self._user_objects = {"data": data, "model": model, "task": task}
         recorded = RunFolder(folder).config() if folder and resume else None
         config = config if engine else decide_precision(config, recorded)  # remote sites decide by themselves
+        built = config  # with other initial weights if only the checkpoint still has those of the run
+        if folder and resume and engine is None:
+            built = without_lost_weights(config, RunFolder(folder))
         with explain_gpu_errors(config):
             if engine is None:
                 prepare_workers(config, self._user_objects)
-            self.problem, self.partition = build_problem(config, data, model, task)
+            self.problem, self.partition = build_problem(built, data, model, task)
         if not resume:  # a resumed run was checked when it began
             check_new_run(config, self.metric, self.partition)
         self.algorithm, self.folder = algorithm(config.algorithm), RunFolder(folder) if folder else None
@@ -113,9 +117,10 @@ class Run:
         self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
         self._started = self._session_started = time.monotonic()
-        # Last, because it may compile kernels, which takes seconds.
-        self.config = config if engine else decide_compile(config, self.problem, self.partition, recorded, folder)
-        self.engine: Engine = engine(self) if engine else engine_for(self.config, self.problem, self._user_objects)
+        if engine is None:  # last, because it may compile kernels, which takes seconds
+            built = decide_compile(built, self.problem, self.partition, recorded, folder)
+        self.config, self._init = config.changed(engine=built.engine), built.init
+        self.engine: Engine = engine(self) if engine else engine_for(built, self.problem, self._user_objects)
 
     def execute(self) -> Record:
         """Run to the end, from the last checkpoint if there is one; returns the record of the run."""
@@ -318,13 +323,15 @@ class Run:
         folder, init_rounds = self.folder, self.config.init_rounds
         if folder:
             if not self._resume:
-                initial_inputs = provenance(self.partition, self.problem.data, self._user_objects)
+                initial_inputs = provenance(self.partition, self.problem.data, self._user_objects, self._init)
                 folder.create(self.config, initial_inputs, self.metric, self.lower_is_better)
             folder.acquire_lock()
         checkpoint = last_checkpoint(folder, self.config, self._frozen_hash, self.problem.device) if folder else None
         if folder and self._resume and self._has_local_data:
-            current_inputs = fingerprints({**self._user_objects, "data": self.problem.data})
+            current_inputs = fingerprints({**self._user_objects, "data": self.problem.data}, self._init)
             require_same_inputs(folder, current_inputs, self.partition.digest())
+            if checkpoint is None and self._init != self.config.init:  # it has been removed meanwhile
+                raise changed_weights(folder, folder.remedy)
         open_rows = partial(self._open_rows, "clients")
         self._clients = ClientStateStore(self.algorithm, self.server.model, self.training.own_statistics, open_rows)
         flat_model = _flat(self.server.model)
@@ -360,6 +367,9 @@ class Run:
     def _restore(self, folder: RunFolder, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Continue from a checkpoint, given its tensors and header; discard all that was written after it."""
         self.history = require_same_run(folder, tensors, header, self.server.model, self._stores)
+        if folder.has_ended:  # resumed to write its models again; if it is killed meanwhile, it can be resumed
+            metric: dict[str, Any] = {"metric": self.metric, "lower_is_better": self.lower_is_better}
+            folder.write_status("running", **metric, averages=[*self.averages])
         folder.rewind_logs(header["metrics"], header["rounds"])
         self.server = ServerState.from_checkpoint(tensors, header)
         loss = math.nan if header["loss"] is None else header["loss"]

@@ -217,7 +217,7 @@ def warn_about_changed_plugins(folders: Sequence[Path | None]) -> None:
 
 
 class CurrentInputs:
-    """Fingerprints of the inputs that runs would begin with now; every dataset is loaded at most once.
+    """Fingerprints of the inputs that runs would begin with now; every dataset and weights file is read at most once.
 
     Args:
         user_objects: user-supplied ``data``, ``model`` and ``task``.
@@ -227,13 +227,16 @@ class CurrentInputs:
         self._objects = fingerprints({**user_objects, "data": None})
         self._data: Dataset | None = user_objects.get("data")
         self._data_fingerprints: dict[tuple[object, ...], dict[str, str]] = {}
+        self._init_fingerprints: dict[Path | None, dict[str, str]] = {}
 
     def of(self, config: Config) -> dict[str, str]:
-        """The fingerprints of a config's data, unless it cannot be loaded, and of the user-supplied objects."""
+        """The fingerprints of a config's data and initial weights, if they can be read, and of the user's objects."""
         key = config.data.dataset, config.data.dir, config.training.task
         if key not in self._data_fingerprints:
             self._data_fingerprints[key] = self._fingerprint_data(config)
-        return self._objects | self._data_fingerprints[key]
+        if config.init not in self._init_fingerprints:
+            self._init_fingerprints[config.init] = fingerprints({}, config.init)
+        return self._objects | self._data_fingerprints[key] | self._init_fingerprints[config.init]
 
     def _fingerprint_data(self, config: Config) -> dict[str, str]:
         try:
@@ -252,7 +255,7 @@ def existing_run(config: Config, path: Path | None, inputs: CurrentInputs | None
         inputs: what a new run would begin with; default: only the settings are compared.
 
     Raises:
-        UserError: the run there has other settings, or began with other data, another model or another task.
+        UserError: the run there has other settings, or began with other data or weights, another model or task.
     """
     if not path or not RunFolder(path).exists:
         return None

@@ -20,6 +20,7 @@ from fedflat.experiment.config import Config, describe_difference, parse_config
 from fedflat.experiment.store.client_states import RowStore
 from fedflat.experiment.store.content import check_first_round
 from fedflat.experiment.store.files import DamagedFile, explain_os_error, rename
+from fedflat.experiment.store.provenance import ChangedInputs
 from fedflat.experiment.store.run_folder import RunFolder
 
 CHECKPOINT = "checkpoint/state.safetensors"
@@ -198,9 +199,10 @@ def last_checkpoint(
             "engine.compile=on, with which results differ on a CPU; restore it"
         )
     if header.get("frozen", "") != frozen:
-        raise UserError(
-            f"the frozen part of the model differs from the one that the run in {folder.path} began with; "
-            "restore the initial weights, or pass the same model again"
+        weights = f"the initial weights {config.init}" if config.init else "the initial weights"
+        raise ChangedInputs(
+            f"the frozen part of the model differs from the one that the run in {folder.path} began with, and the "
+            f"checkpoint does not contain it; restore {weights}, or pass the same model again"
         )
     return {name: tensor.to(device) for name, tensor in tensors.items()}, header
 

@@ -1,4 +1,4 @@
-"""The inputs that a run began with: hashes of data, partition and user-supplied objects, statistics of the data."""
+"""The inputs that a run began with: hashes of data, partition, initial weights and user objects, and statistics."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hashlib
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +24,27 @@ from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import RunFolder
 
 FINGERPRINTS_KEY = "own"
-"""Key in ``partition.json`` for the fingerprints of the data and of the user-supplied model and task."""
+"""Key in ``partition.json`` for the fingerprints of the data, initial weights, user-supplied model and task."""
+INIT_KEY = "init"
+"""Key of the SHA-256 of the file of initial weights (``config.init``) among the fingerprints."""
 METADATA_KEY = "data"
 """Key in ``partition.json`` for the metadata of the dataset."""
 
 
-def provenance(partition: Partition, data: Dataset, user_objects: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``partition.json``: descriptions of partition and data, fingerprints of all inputs."""
+class ChangedInputs(UserError):
+    """The inputs of a run are not those that it began with."""
+
+
+def provenance(
+    partition: Partition, data: Dataset, user_objects: Mapping[str, Any], init: Path | None
+) -> dict[str, Any]:
+    """The content of ``partition.json``: descriptions of partition and data, fingerprints of all inputs.
+
+    ``init`` is the file of initial weights, if any.
+    """
     return {
         **partition.describe(data.train.targets.cpu(), data.num_classes),
-        FINGERPRINTS_KEY: fingerprints({**user_objects, "data": data}),
+        FINGERPRINTS_KEY: fingerprints({**user_objects, "data": data}, init),
         METADATA_KEY: input_metadata(data),
     }
 
@@ -57,17 +70,24 @@ def recorded_metadata(folder: RunFolder) -> dict[str, Any]:
         return {}
 
 
-def fingerprints(user_objects: Mapping[str, Any]) -> dict[str, str]:
-    """Fingerprints of ``data``, ``model`` and ``task``, unless they are None; the same in every process."""
-    return {name: fingerprint(value) for name, value in user_objects.items() if value is not None}
+def fingerprints(user_objects: Mapping[str, Any], init: Path | None = None) -> dict[str, str]:
+    """Fingerprints of ``data``, ``model`` and ``task``, unless they are None; the same in every process.
+
+    With the file ``init`` of initial weights, its SHA-256 is added, unless the file cannot be read.
+    """
+    values = {name: fingerprint(value) for name, value in user_objects.items() if value is not None}
+    if init is not None:
+        with suppress(OSError), init.open("rb") as file:
+            values[INIT_KEY] = hashlib.file_digest(file, "sha256").hexdigest()
+    return values
 
 
 def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition: str | None = None) -> None:
-    """Raise a ``UserError`` if a run began with other inputs.
+    """Raise ``ChangedInputs`` if a run began with other inputs.
 
     Args:
         folder: the run's folder.
-        current: fingerprints of the data, if known, and of the user-supplied model and task.
+        current: fingerprints of the data and of the initial weights, if known, and of the user-supplied model and task.
         partition: hash of the partition, if the run is to be resumed; None if it is only read, which needs no
             partition and no client state.
     """
@@ -81,14 +101,16 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
     previous = recorded.get(FINGERPRINTS_KEY, current)  # nothing to compare with if the run recorded no fingerprints
     for name in ("model", "task"):
         if previous.get(name) != current.get(name):
-            raise UserError(
+            raise ChangedInputs(
                 f"the run in {folder.path} began with {_describe(name, previous)}, "
                 f"but this is {_describe(name, current)}; pass the same {name}= again, or choose another folder"
             )
+    remedy = "or choose another --out" if partition is None else folder.remedy
     if _differ(previous.get("data"), current.get("data")):
         change = _describe_change(folder, previous["data"], current["data"])
-        remedy = "or choose another --out" if partition is None else folder.remedy
-        raise UserError(f"{change}; restore them (if passed in Python: the same dataset=), {remedy}")
+        raise ChangedInputs(f"{change}; restore them (if passed in Python: the same dataset=), {remedy}")
+    if _differ(previous.get(INIT_KEY), current.get(INIT_KEY)):
+        raise changed_weights(folder, remedy)
     if partition is None:
         return
     if folder.has_real_sites:
@@ -97,14 +119,23 @@ def require_same_inputs(folder: RunFolder, current: Mapping[str, str], partition
             f"continue with {folder.resume_command}"
         )
     if recorded.get("hash", partition) != partition:
-        raise UserError(
+        raise ChangedInputs(
             f"the clients of the run in {folder.path} began with other examples: the partition has changed since; "
             f"restore the data and the partition, {folder.remedy}"
         )
 
 
+def changed_weights(folder: RunFolder, remedy: str) -> ChangedInputs:
+    """The error for a run whose file of initial weights is not the one that it began with; ``remedy`` ends it."""
+    file = folder.config().init
+    problem = "have changed" if file and file.exists() else "have been removed"
+    return ChangedInputs(
+        f"the initial weights {file} {problem} since the run in {folder.path} began; restore that file, {remedy}"
+    )
+
+
 def recorded_fingerprints(folder: RunFolder) -> dict[str, str]:
-    """The fingerprints of the data, and of the user-supplied model and task, that a run began with, if known."""
+    """The fingerprints of the inputs that a run began with, as far as they are known."""
     try:
         return dict(folder.partition().get(FINGERPRINTS_KEY, {}))
     except DamagedFile:

@@ -1,0 +1,38 @@
+"""The file of initial weights of a resumed run, which the checkpoint replaces if the file is gone or has changed."""
+
+from __future__ import annotations
+
+from fedflat.algorithms import algorithm
+from fedflat.algorithms.algorithm import flat_fields
+from fedflat.experiment.config import Config
+from fedflat.experiment.store.checkpoint import has_checkpoint
+from fedflat.experiment.store.provenance import INIT_KEY, changed_weights, fingerprints, recorded_fingerprints
+from fedflat.experiment.store.run_folder import RunFolder
+
+
+def without_lost_weights(config: Config, folder: RunFolder) -> Config:
+    """The config to build the problem of a resumed run with, without ``init`` if only the checkpoint has its weights.
+
+    If parameters are frozen, the checkpoint does not have them; reading it then raises an error.
+
+    Args:
+        config: the run's config.
+        folder: its folder.
+
+    Raises:
+        ChangedInputs: the file of initial weights is gone or has changed, and the run still needs it.
+    """
+    if config.init is None:
+        return config
+    current = fingerprints({}, config.init).get(INIT_KEY)
+    if current is not None and recorded_fingerprints(folder).get(INIT_KEY, current) == current:
+        return config
+    if _clients_start_from_it(config) or not has_checkpoint(folder):
+        raise changed_weights(folder, folder.remedy)
+    return config.changed(init=None, init_head="given", init_rounds=0)
+
+
+def _clients_start_from_it(config: Config) -> bool:
+    """Whether the state of clients that have not participated yet contains initial weights or BatchNorm statistics."""
+    fields = flat_fields(algorithm(config.algorithm).client_fields()).values()
+    return config.training.statistics == "own" or any(field.start == "model" for field in fields)
