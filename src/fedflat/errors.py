@@ -75,6 +75,10 @@ def no_folder(path: Path, expected: str) -> UserError:
     return UserError(f"{problem}; expected {expected}")
 
 
+class MachineFailed(UserError):
+    """The machine failed, not the experiment: a full disk, a killed worker process; repeating the command may help."""
+
+
 class GpuFailed(UserError):
     """The GPU reported an error. This process can no longer use it, but a new one can."""
 

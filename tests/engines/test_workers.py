@@ -6,6 +6,7 @@ import importlib.util
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import time
 from functools import partial
@@ -20,9 +21,11 @@ from torch import Tensor, nn
 import fedflat
 from fedflat import processes
 from fedflat.bench.setting import RandomImages
+from fedflat.engines.cpu import engine as cpu_engine
 from fedflat.engines.cpu.engine import LoopEngine, ProcessPool, process_pool
 from fedflat.engines.problem import kernels
-from fedflat.errors import UserError
+from fedflat.errors import MachineFailed, UserError
+from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.processes import _run_next_task
 from fedflat.experiment.make_config import make_config
 from fedflat.experiment.run import Run
@@ -204,12 +207,23 @@ def test_processes_that_cannot_start_others_train_alone(monkeypatch: pytest.Monk
     assert processes.can_start_children()
 
 
+class KillsWorker(Callback):
+    def round_done(self, run: Any) -> None:
+        assert cpu_engine._pool is not None
+        os.kill(cpu_engine._pool.children[0].pid, signal.SIGKILL)
+
+
+def test_a_killed_worker_is_a_failure_of_the_machine() -> None:
+    with pytest.raises(MachineFailed, match="a worker process was killed, most likely because memory ran out"):
+        fedflat.run("fedavg", rounds=2, workers=WORKERS, callbacks=[KillsWorker()])
+
+
 def test_full_shared_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(tensor: torch.Tensor) -> None:
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_7_5>: No space left on device (28)")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-    with pytest.raises(UserError, match=r"no space left on device \(28\).*--workers 1"):
+    with pytest.raises(MachineFailed, match=r"no space left on device \(28\).*--workers 1"):
         fedflat.run("fedavg", rounds=1, workers=WORKERS)
 
 

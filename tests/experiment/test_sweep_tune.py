@@ -13,12 +13,21 @@ import pytest
 
 import fedflat
 from fedflat.engines.problem.kernels import KernelError
-from fedflat.errors import GpuFailed, SomeFailed, UserError
+from fedflat.errors import GpuFailed, MachineFailed, SomeFailed, UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.campaign import tune
+from fedflat.experiment.campaign import optuna_study, tune
 from fedflat.experiment.campaign.sweep import LockedRun
 from fedflat.experiment.campaign.sweep_file import combinations, read_sweep
-from fedflat.experiment.campaign.tune import Search, evaluate_best, plan_search, run_search, run_search_in_parallel
+from fedflat.experiment.campaign.tune import (
+    Search,
+    evaluate_best,
+    open_study,
+    plan_search,
+    run_search,
+    run_search_in_parallel,
+)
+from fedflat.experiment.store.files import DamagedFile
+from fedflat.experiment.store.provenance import ChangedInputs
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.registry import load_plugins
 
@@ -227,6 +236,60 @@ def test_another_search_in_the_same_folder_is_refused(
             use()
         assert f"({words})" in str(error.value) and str(small) in str(error.value) and "--out" in str(error.value)
     assert [path.name for path in small.glob("trial-*")] == ["trial-0000"]
+
+
+class Fails(Callback):
+    def __init__(self, error: UserError) -> None:
+        self.error = error
+
+    def round_done(self, run: Any) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("kind", [MachineFailed, DamagedFile, ChangedInputs])
+def test_an_interrupted_trial_is_continued_by_the_next_command(kind: type[UserError], tmp_path: Path) -> None:
+    needs_optuna()
+    made = search(tmp_path, base=QUICK, tune={**ONE_TRIAL, "trials": 2})
+    with pytest.raises(kind, match=r"^trial 0 was interrupted: no space left\. Repeat the command"):
+        list(run_search(made, (Fails(kind("no space left")),)))
+    assert [(trial.number, trial.state) for trial in run_search(made)] == [(0, "complete"), (1, "complete")]
+
+
+def test_a_trial_with_invalid_settings_fails(tmp_path: Path) -> None:
+    needs_optuna()
+    made = search(tmp_path, base=QUICK, tune=ONE_TRIAL)
+    (trial,) = run_search(made, (Fails(UserError("the batch size does not fit")),))
+    assert (trial.state, trial.error) == ("failed", "the batch size does not fit") and list(run_search(made)) == []
+
+
+def test_a_full_disk_leaves_no_half_line_in_the_journal(small: Path, tmp_path: Path) -> None:
+    """Another process may append to the journal before this one opens it again."""
+    optuna = pytest.importorskip("optuna")
+    out = shutil.copytree(small, tmp_path / "out")
+    path = out / optuna_study.JOURNAL
+    content = path.read_bytes()
+    journal = optuna_study._Journal(optuna, path, out / optuna_study.LOCK)
+
+    def write_half(logs: list[Any]) -> None:
+        path.open("ab").write(b'{"op_code": 5, "wor')
+        raise OSError(28, "No space left on device")
+
+    journal._file.append_logs = write_half
+    with pytest.raises(MachineFailed, match=r"tune\.journal: no space left on device; free some space"):
+        journal.append_logs([{}])
+    assert path.read_bytes() == content
+
+
+def test_a_search_is_not_continued_with_other_initial_weights(small: Path, tmp_path: Path) -> None:
+    weights = Path(shutil.copy(small / "trial-0000" / "seed-0" / "model.safetensors", tmp_path))
+    base = {**QUICK, "init": str(weights)}
+    open_study(search(tmp_path / "out", base=base, tune=ONE_TRIAL))
+    fedflat.run("fedavg", base=small / "trial-0000" / "seed-0" / "config.yaml", seed=1, out=tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", weights)
+    with pytest.raises(UserError, match=r"sha256 of init=\w+ instead of \w+"):
+        open_study(search(tmp_path / "out", base=base, tune=ONE_TRIAL))
+    weights.unlink()
+    open_study(search(tmp_path / "out", base=base, tune=ONE_TRIAL))
 
 
 def test_an_equivalent_search_continues(small: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from fedflat.data.files.mapped import ArrayWriter, MappedTensor, open_mapped
 from fedflat.data.sources.source import user_cache
-from fedflat.errors import UserError
+from fedflat.errors import MachineFailed, UserError
 from fedflat.operating_system import total_memory
 
 FOLDER = "decoded"
@@ -70,7 +70,7 @@ def cache_entry(
     except OSError as error:
         if error.filename is not None and not Path(error.filename).is_relative_to(root):
             raise  # ``write`` cannot read its input
-        raise UserError(
+        raise MachineFailed(
             f"cannot write {entry} ({error.strerror or error}); free disk space there, or set FEDFLAT_DATA"
         ) from error
     finally:

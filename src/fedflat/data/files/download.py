@@ -16,7 +16,7 @@ from typing import IO
 from filelock import FileLock
 
 from fedflat.data.sources.source import DatasetSource, Download, md5_of
-from fedflat.errors import UserError
+from fedflat.errors import MachineFailed, UserError
 
 Progress = Callable[[str, int, int | None], None]
 """Called while bytes arrive with the file name, the bytes received, and the total size if the server reports it."""
@@ -50,7 +50,7 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
                     _install(download, data_dir, progress or (lambda name, received, total: None))
         except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
-            raise UserError(
+            raise MachineFailed(
                 f"cannot download {source.name} from {download.url} ({reason}); {source.file_instructions(data_dir)}"
             ) from error
     if source.missing(data_dir):

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import Any, Literal
 
-from fedflat.errors import UserError, first_line
+from fedflat.errors import MachineFailed, UserError, first_line
 from fedflat.operating_system import KEEPS_FREED_MEMORY
 from fedflat.processes import available_cores
 
@@ -145,7 +145,7 @@ def check_address(address: str) -> None:
 
 
 def check_head(ray: Any, address: str, advice: str) -> None:
-    """Raise ``UserError`` if the head of the cluster is lost; Ray would abort this process after a minute.
+    """Raise ``MachineFailed`` if the head of the cluster is lost; Ray would abort this process after a minute.
 
     Args:
         ray: the Ray module, connected to the cluster; it is disconnected if the head is lost.
@@ -159,15 +159,15 @@ def check_head(ray: Any, address: str, advice: str) -> None:
         except UserError:
             if time.monotonic() > end:
                 ray.shutdown()  # otherwise Ray tries for a minute to report the error to the head, and then aborts
-                raise UserError(f"the head of the Ray cluster, {address}, no longer answers; {advice}") from None
+                raise MachineFailed(f"the head of the Ray cluster, {address}, no longer answers; {advice}") from None
         time.sleep(HEAD_TIMEOUT / 10)
 
 
-def _unreachable(address: str, error: Exception) -> UserError:
+def _unreachable(address: str, error: Exception) -> MachineFailed:
     """The error for an address where no cluster answers."""
     if address == "auto":
-        return UserError("ray_address=auto finds no Ray cluster on this machine; start one with: ray start --head")
-    return UserError(
+        return MachineFailed("ray_address=auto finds no Ray cluster on this machine; start one with: ray start --head")
+    return MachineFailed(
         f"no Ray cluster answers at {address} ({first_line(error)}); "
         "start one there with ray start --head, or correct ray_address"
     )

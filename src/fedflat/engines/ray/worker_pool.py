@@ -12,7 +12,7 @@ from fedflat.engines.ray.cluster import Device, check_head
 from fedflat.engines.ray.messages import ProblemSource, WorkerInfo
 from fedflat.engines.ray.scheduling import WorkerHandle, WorkItem, WorkQueue
 from fedflat.engines.ray.worker import Worker, fedflat_version, version_mismatch
-from fedflat.errors import UserError, first_line
+from fedflat.errors import MachineFailed, UserError, first_line
 
 MOST_LOSSES = 2
 """How often the worker of the same item may be lost before the run stops with an error."""
@@ -156,7 +156,7 @@ class WorkerPool:
     def _collect(self, item: WorkItem, ref: Any) -> bool:
         """Store the result of an item that has ended; returns False if the item must run again.
 
-        Raises ``UserError`` if the item has lost more than ``MOST_LOSSES`` workers.
+        Raises ``MachineFailed`` if the item has lost more than ``MOST_LOSSES`` workers.
         """
         assert item.worker is not None
         try:
@@ -166,7 +166,7 @@ class WorkerPool:
             self._remove(item.worker)
             item.losses += 1
             if item.losses > MOST_LOSSES:
-                raise UserError(
+                raise MachineFailed(
                     f"the same clients have lost {item.losses} Ray workers, most likely because memory ran out "
                     f"({first_line(loss)}); use fewer workers per machine or a smaller batch size, "
                     "then continue with fedflat resume"
@@ -235,7 +235,7 @@ class WorkerPool:
             ready, _ = self.ray.wait(refs, num_returns=len(refs), timeout=0)
         if not ready and not self.process_ids:
             resource = "a free GPU" if self.device == "cuda" else "a free core"
-            raise UserError(
+            raise MachineFailed(
                 f"no Ray worker started within {START_TIMEOUT:.0f} s; check with ray status that the cluster has a "
                 f"node with {resource}, then continue with fedflat resume"
             )
@@ -248,7 +248,7 @@ class WorkerPool:
     def _wait_for(self, refs: list[Any], count: int, timeout: float = math.inf) -> list[Any]:
         """Wait until ``count`` references are ready, and return those that are; fewer after ``timeout`` seconds.
 
-        Raises ``UserError`` if the head of the cluster is lost.
+        Raises ``MachineFailed`` if the head of the cluster is lost.
         """
         end = time.monotonic() + timeout
         ready: list[Any] = []
@@ -268,7 +268,7 @@ class WorkerPool:
             self._failed_starts += 1
             self._remove(worker)
             if self._failed_starts > MOST_LOSSES:
-                raise UserError(
+                raise MachineFailed(
                     f"Ray workers do not start ({first_line(loss)}); is fedflat installed on every node?"
                 ) from None
             self._start_missing_workers()

@@ -236,14 +236,14 @@ def run_searches(
     create_folder(discovery.out)
     for name, search in discovery.searches.items():
         spent = seconds_spent(discovery).get(name, 0.0)
-        began = time.time()
-        limited = replace(search, deadline=began + share - spent)
+        began = time.monotonic()
+        limited = replace(search, seconds=share - spent)
         try:
             for trial in run_search_in_parallel(limited, jobs):
-                _save_seconds(discovery, name, spent + time.time() - began)
+                _save_seconds(discovery, name, spent + time.monotonic() - began)
                 yield name, trial
         finally:
-            _save_seconds(discovery, name, spent + time.time() - began)
+            _save_seconds(discovery, name, spent + time.monotonic() - began)
 
 
 def seconds_spent(discovery: Discovery) -> dict[str, float]:

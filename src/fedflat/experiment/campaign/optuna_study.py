@@ -20,6 +20,7 @@ from filelock import FileLock
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.sweep_file import Halving, SearchRange, Space, Tune, Values
+from fedflat.experiment.store.files import explain_os_error
 from fedflat.randomness import generator
 from fedflat.text import write_value
 
@@ -48,12 +49,10 @@ class Study:
         """Open or create the journal of the search, Optuna's file with all trials."""
         self._optuna = _import_optuna()
         self._tune = tune
-        lock = FileLock(out / LOCK)  # released when its process dies, unlike Optuna's lock file
-        _remove_incomplete_line(out / JOURNAL, lock)
-        backend = self._optuna.storages.journal.JournalFileBackend(str(out / JOURNAL), lock_obj=lock)
+        journal = _Journal(self._optuna, out / JOURNAL, out / LOCK)
         _check_journal(out / JOURNAL)
         try:
-            self._storage = self._optuna.storages.JournalStorage(backend)
+            self._storage = self._optuna.storages.JournalStorage(journal)
             self._study: optuna.Study = self._optuna.create_study(
                 storage=self._storage,
                 study_name="tune",
@@ -276,11 +275,40 @@ def _shown(value: Any) -> str:
     return write_value(value)
 
 
-def _remove_incomplete_line(path: Path, lock: FileLock) -> None:
-    """Cut the file after its last newline; a killed process may have left half a line."""
-    with lock:
-        if path.exists():
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+class _Journal:
+    """Optuna's journal file, with clear errors; a killed process or a full disk leaves no half line in it.
+
+    Args:
+        optuna: the imported package.
+        path: the file.
+        lock: the file through which processes lock it.
+    """
+
+    def __init__(self, optuna: Any, path: Path, lock: Path) -> None:
+        self._path = path
+        self._lock = FileLock(lock)  # released when its process dies, unlike Optuna's lock file
+        with explain_os_error(path):
+            with self._lock:
+                self._remove_incomplete_line()
+            self._file = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=self._lock)
+
+    def read_logs(self, log_number_from: int) -> Any:
+        """The records from a number on."""
+        return self._file.read_logs(log_number_from)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append records; if that fails, none of them is left incomplete."""
+        with explain_os_error(self._path), self._lock:
+            try:
+                self._file.append_logs(logs)
+            except OSError:
+                self._remove_incomplete_line()
+                raise
+
+    def _remove_incomplete_line(self) -> None:
+        """Cut the file after its last newline."""
+        if self._path.exists():
+            os.truncate(self._path, self._path.read_bytes().rfind(b"\n") + 1)
 
 
 def _check_journal(path: Path) -> None:
@@ -317,13 +345,13 @@ class OutOfTime(Exception):
 
 
 class DeadlineCallback(Callback):
-    """Pauses a trial at ``deadline``, in seconds since the epoch."""
+    """Pauses a trial at ``deadline``, a time of ``time.monotonic``."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
 
     def round_done(self, run: RunView) -> None:
-        if time.time() >= self._deadline:
+        if time.monotonic() >= self._deadline:
             raise OutOfTime
 
 

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from fedflat.engines.problem.kernels import KernelError
 from fedflat.engines.problem.task import lower_is_better
-from fedflat.errors import GpuFailed, UserError
+from fedflat.errors import GpuFailed, MachineFailed, UserError
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.compare import parallel_runs
@@ -58,9 +58,17 @@ from fedflat.experiment.campaign.sweep_file import (
 from fedflat.experiment.config import Config, changes_results
 from fedflat.experiment.setup.problem import task_of
 from fedflat.experiment.store.cleanup import delete_parts
-from fedflat.experiment.store.files import LockedError, create_folder, is_free, locked, write_atomically
+from fedflat.experiment.store.files import (
+    DamagedFile,
+    LockedError,
+    create_folder,
+    is_free,
+    locked,
+    write_atomically,
+)
+from fedflat.experiment.store.provenance import ChangedInputs, fingerprints
 from fedflat.experiment.store.run_folder import Record, load_record
-from fedflat.processes import ChildDied, ChildKilled, close_children, sendable_error, wait_for_any
+from fedflat.processes import ChildDied, ChildKilled, ChildProcess, close_children, sendable_error, wait_for_any
 from fedflat.setting_names import flat
 
 BEST = "best.json"
@@ -79,8 +87,8 @@ class Search:
     file: SweepFile
     out: Path
     """Folder of the search."""
-    deadline: float = math.inf
-    """When the search pauses, in seconds since the epoch."""
+    seconds: float = math.inf
+    """Seconds after which the search pauses, counted from the call that runs it."""
 
     def config(self, values: Values, seed: int) -> Config:
         """The config of a trial with one of its seeds."""
@@ -102,7 +110,8 @@ class Search:
         Leaves out the number of trials and where they run, so that a search can be extended and moved.
         """
         fixed: Values = {}
-        for name, value in flat(self.example_config().model_dump(mode="json")):
+        example = self.example_config()
+        for name, value in flat(example.model_dump(mode="json")):
             if changes_results(name) and name != "seed":
                 fixed[name] = value
         for name, value in self.base.items():
@@ -110,6 +119,8 @@ class Search:
             if placeholders(value) or name not in SETTINGS:
                 fixed[name] = value
         identity = {name: value for name, value in fixed.items() if name not in self.space}
+        if "init" not in self.space:
+            identity |= {f"sha256 of {name}": value for name, value in fingerprints({}, example.init).items()}
         for name, values in self.space.items():
             identity[f"tune.space.{name}"] = values if isinstance(values, list) else values.model_dump(mode="json")
         for name, value in self.tune.model_dump(mode="json", exclude={"trials", "space"}).items():
@@ -206,12 +217,13 @@ def run_search(
     """
     study = open_study(search)
     has_reported = False
-    while time.time() < search.deadline:
+    deadline = time.monotonic() + search.seconds
+    while time.monotonic() < deadline:
         with ExitStack() as lock:
             number = _lock_next_trial(search, study, lock)
             if number is not None:
                 try:
-                    trial = _run_trial(search, study, number, (*callbacks, DeadlineCallback(search.deadline)))
+                    trial = _run_trial(search, study, number, (*callbacks, DeadlineCallback(deadline)))
                 except OutOfTime:
                     return
                 yield trial
@@ -237,11 +249,18 @@ def run_search_in_parallel(
         jobs: number of concurrent trials; default: as in the file.
         on_wait: called with the number of trials held by other processes before waiting for them.
     """
+    deadline = time.monotonic() + search.seconds
     requested, left = jobs or search.file.jobs or len(search.file.devices) or 1, _trials_left(search)
     at_once = parallel_runs([search.example_config()] * left, (), requested, {})
     if at_once > 1 or (left and search.file.devices):  # only another process can be limited to a GPU
         yield from _run_in_processes(search, at_once)
-    yield from run_search(search, on_wait=on_wait)  # also finishes the trials of processes that died
+    # This also finishes the trials of processes that died.
+    yield from run_search(_limited(search, deadline), on_wait=on_wait)
+
+
+def _limited(search: Search, deadline: float) -> Search:
+    """The search with the seconds that are left until ``deadline``, a time of this process's monotonic clock."""
+    return replace(search, seconds=deadline - time.monotonic())
 
 
 def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
@@ -250,7 +269,12 @@ def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
     If a GPU fails, the trial has failed, and a new process takes the place of the old one.
     """
     devices: list[str | None] = [str(device) for device in search.file.devices] or [None]
-    children = {start_process(_serve_search, search, device=used): used for used in islice(cycle(devices), at_once)}
+    deadline = time.monotonic() + search.seconds
+
+    def start(device: str | None) -> ChildProcess:
+        return start_process(_serve_search, _limited(search, deadline), device=device)
+
+    children = {start(device): device for device in islice(cycle(devices), at_once)}
     try:
         while children:
             for child in wait_for_any(children):
@@ -266,7 +290,7 @@ def _run_in_processes(search: Search, at_once: int) -> Iterator[Trial]:
                     warnings.warn(str(message), stacklevel=2)
                     device = children.pop(child)
                     close_children([child], PATIENCE)
-                    children[start_process(_serve_search, search, device=device)] = device
+                    children[start(device)] = device
                     continue
                 if isinstance(message, BaseException):
                     raise message
@@ -283,7 +307,8 @@ def _serve_search(pipe: Connection, search: Search) -> None:
     except (ConnectionError, KeyboardInterrupt):
         return
     except Exception as error:  # raised again in the parent
-        pipe.send(sendable_error(error))
+        with suppress(ConnectionError):  # the parent has stopped the search because of another process's error
+            pipe.send(sendable_error(error))
 
 
 def check_folder(search: Search) -> None:
@@ -326,7 +351,12 @@ def _lock_next_trial(search: Search, study: Study, lock: ExitStack) -> int | Non
 
 
 def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callback, ...]) -> Trial:
-    """Train a trial with every seed and record its mean validation score in the study."""
+    """Train a trial with every seed and record its mean validation score in the study.
+
+    Raises:
+        UserError: the trial stays unfinished, because the machine failed, or because files of the trial, the data or
+            the initial weights were damaged or changed.
+    """
     values = search.values(study, number)
 
     def finish(state: str, score: float | None = None, error: str = "") -> Trial:
@@ -350,6 +380,10 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
         return trial
     except (LockedError, KernelError):  # user errors, but not failures of the trial
         raise
+    except (MachineFailed, DamagedFile, ChangedInputs) as error:  # nor are these
+        raise type(error)(
+            f"trial {number} was interrupted: {error}. Repeat the command to continue the search"
+        ) from error
     except GpuFailed as error:
         raise GpuFailed(f"{finish('failed', error=str(error))}: {error}") from error
     except UserError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from fedflat.errors import UserError, similar_file
+from fedflat.errors import MachineFailed, UserError, similar_file
 from fedflat.operating_system import BINARY, sync_folder
 from fedflat.yaml_text import load_yaml
 
@@ -34,13 +34,13 @@ class DamagedFile(UserError):
 
 @contextmanager
 def explain_os_error(path: Path, doing: str = "write") -> Iterator[None]:
-    """Turn an ``OSError`` about ``path`` into a ``UserError`` whose message begins "cannot {doing} {path}"."""
+    """Turn an ``OSError`` about ``path`` into ``MachineFailed``, whose message begins "cannot {doing} {path}"."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         advice = _ADVICE.get(reason, "choose another folder")
-        raise UserError(f"cannot {doing} {path}: {reason.lower()}; {advice}") from None
+        raise MachineFailed(f"cannot {doing} {path}: {reason.lower()}; {advice}") from None
 
 
 def require_folder(file: Path) -> None:
