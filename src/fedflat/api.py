@@ -30,6 +30,7 @@ from fedflat.experiment.make_config import (
 from fedflat.experiment.rounds import Round
 from fedflat.experiment.run import Run
 from fedflat.experiment.stopping import ENDED_STATUSES
+from fedflat.experiment.store.final_models import has_restorable_models
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.reporting.comparison import Comparison
 from fedflat.reporting.progress import progress as progress_display
@@ -303,7 +304,8 @@ def resume(
     """Continue an interrupted run from its last checkpoint, with the same result as without the interruption.
 
     Args:
-        folder: the run folder. If the run has ended already, its result is returned.
+        folder: the run folder. If the run has ended already, its result is returned; missing or damaged final models
+            are first written again from the checkpoint.
         dataset: the dataset, if the run began with a user-supplied one.
         model: the model, if the run began with a user-supplied one.
         task: the task, if the run began with a user-supplied one.
@@ -323,7 +325,7 @@ def resume(
             raise one_of("setting that may change in a resumed run", name, RESUME_SETTINGS)
     check_user_objects(dataset, model, task)
     run_folder = RunFolder(path := as_path("folder", folder))
-    if run_folder.has_ended:
+    if run_folder.has_ended and not has_restorable_models(run_folder):
         return load(path)
     run_folder.load_plugins()
     config = make_config(run_folder.config(), changes)

@@ -78,6 +78,20 @@ def test_a_locked_run_is_skipped(fedflat, runs):
     assert result.exit_code == 2 and "another process" in result.stderr and files(runs) == before
 
 
+def test_the_only_copy_of_a_final_model_is_kept(fedflat, runs):
+    lost = runs / "over" / "model.safetensors"
+    content = lost.read_bytes()
+    lost.unlink()
+    before = files(runs)
+    for arguments in ((), ("--yes",)):
+        result = fedflat("clean", runs, *arguments)
+        assert result.exit_code == 0 and files(runs) == before and "Nothing to remove" in result.stdout
+        assert "over is skipped, because a final model is missing" in result.stderr
+    assert "fedflat resume" in fedflat("evaluate", runs / "over").stderr
+    assert "written again" in fedflat("resume", runs / "over").stderr and lost.read_bytes() == content
+    assert "removed" in fedflat("clean", runs, "--yes").stdout and not list(runs.glob("over/checkpoint/*.safetensors"))
+
+
 @pytest.mark.parametrize(
     ("folder", "words"),
     [

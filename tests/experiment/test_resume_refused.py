@@ -17,6 +17,7 @@ import fedflat
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.post_hoc import post_hoc
 from fedflat.experiment.analysis.run_model import open_model, replay_after
+from fedflat.experiment.callback import Callback, RunView
 from fedflat.experiment.campaign.branch import branch_point, branchable_rounds
 from fedflat.experiment.store.checkpoint import CHECKPOINT, PREVIOUS
 from fedflat.experiment.store.run_folder import RunFolder, load_record, saved_rounds
@@ -141,6 +142,38 @@ def test_a_run_without_its_checkpoint_starts_from_the_beginning(run: Path, whole
     shutil.rmtree(run / "checkpoint")
     fedflat.resume(run)
     assert contents(run) == whole
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold+wima(window=3)", "fedavg"])
+@pytest.mark.parametrize("more", [{}, {"stop__target": 0.0, "evaluation__every": 3}])  # finished, or stopped at round 3
+def test_resume_writes_lost_final_models_again(algorithm: str, more: dict[str, object], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    status = fedflat.run(algorithm, out=folder, **SETTINGS, **more).status
+    guaranteed = ("*.json", "metrics.jsonl", "config.yaml", "model*.safetensors", CHECKPOINT)
+    files = {path: path.read_bytes() for pattern in guaranteed for path in folder.glob(pattern)}
+    models = sorted(folder.glob("model*.safetensors"))
+    models[0].write_bytes(models[0].read_bytes()[:-1])
+    models[-1].unlink(missing_ok=True)
+    with pytest.raises(UserError, match=r"model.*(damaged|missing)"):
+        fedflat.load(folder).evaluate()
+    assert fedflat.resume(folder).status == status == ("stopped" if more else "finished")
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_run_killed_while_its_models_are_restored_can_be_resumed(tmp_path: Path) -> None:
+    class Killed(Callback):
+        def round_done(self, run: RunView) -> None:
+            raise KeyboardInterrupt
+
+    settings = {**SETTINGS, "stop__target": 0.0, "evaluation__every": 3}
+    fedflat.run("fedavg", out=tmp_path / "run", **settings)
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        fedflat.resume(tmp_path / "run", callbacks=[Killed()])
+    assert load_record(tmp_path / "run").status == "running"
+    assert fedflat.resume(tmp_path / "run").status == "stopped"
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
 
 
 def test_saved_models_of_a_run_do_not_need_its_checkpoint(saving: Path, tmp_path: Path) -> None:

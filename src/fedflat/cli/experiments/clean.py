@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,17 +30,25 @@ def clean(
 ) -> None:
     """List the checkpoints, client state and intermediate models of finished runs; with --yes, delete them.
 
-    Configs, metrics and final models are kept. Unfinished runs are not touched.
+    Configs, metrics and final models are kept. Unfinished runs are skipped, and so are runs with a final model that
+    cannot be read.
 
     Example: fedflat clean runs --yes
     """
-    from fedflat.experiment.store.cleanup import DEFAULT_PARTS, find_runs, removable, remove
+    from fedflat.experiment.store.cleanup import DEFAULT_PARTS, find_runs, needs_checkpoint, removable, remove
     from fedflat.experiment.store.files import LockedError
 
     parts = tuple(part for part in DEFAULT_PARTS if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
     # ``removable`` returns None for runs that are unfinished or have nothing to remove.
     cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]
+    for run in sorted({*runs} - {files.run for files in cleanable}):
+        if needs_checkpoint(run):
+            print(
+                f"fedflat: {run} is skipped, because a final model is missing or damaged; write it again from the "
+                f"checkpoint: fedflat resume {quote(str(run))}",
+                file=sys.stderr,
+            )
     freed, locked = 0, []
     if yes:
         for files in cleanable:

@@ -88,23 +88,28 @@ def resume(
 ) -> None:
     """Resume an interrupted run; the result equals that of an uninterrupted one.
 
-    Settings not given here stay unchanged.
+    Settings not given here stay unchanged. If a final model of a finished run is missing or damaged, all of them are
+    written again from the last checkpoint.
 
     Example: fedflat resume runs/fedmoswa-digits-seed0 --workers 2
     """
     show_loading(quiet or as_json)
     from fedflat.experiment.analysis.reopen import resume_command
     from fedflat.experiment.make_config import make_config
+    from fedflat.experiment.store.final_models import has_restorable_models
     from fedflat.experiment.store.run_folder import RunFolder, load_record
     from fedflat.reporting.result import Result
 
     run_folder = RunFolder(folder)
-    if not run_folder.has_ended:
+    is_restored = has_restorable_models(run_folder)
+    if is_restored or not run_folder.has_ended:
         command = resume_command(run_folder)
         if command != run_folder.resume_command:
             raise UserError(f"the run in {folder} used Python objects; continue it with {command}")
         config = run_folder.config()
         run_folder.load_plugins()
+        if is_restored and not (quiet or as_json):
+            print("A final model is missing or damaged; the final models are written again.", file=sys.stderr)
         _train(make_config(config, settings), folder, as_json, quiet, track, resume=True)
         return
     record = load_record(folder)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
 from fedflat.engines.round.contract import ModelState
-from fedflat.errors import UserError
+from fedflat.errors import MachineFailed, UserError
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store import content, tensor_files
@@ -278,11 +278,13 @@ class RunFolder:
         try:
             tensors, header = tensor_files.read_tensors(path)
         except FileNotFoundError:
-            advice = "" if self.has_ended else f"; if the run was interrupted: {self.resume_command}"
-            raise DamagedFile(f"{path} is missing; the run has not written it{advice}") from None
+            advice = f"the run has not written it; if the run was interrupted: {self.resume_command}"
+            if self.has_ended:
+                advice = f"if the run still has its checkpoint, write it again: {self.resume_command}"
+            raise DamagedFile(f"{path} is missing; {advice}") from None
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            raise UserError(f"cannot read {path}: {reason}; make it a readable file") from None
+            raise MachineFailed(f"cannot read {path}: {reason}; make it a readable file") from None
         except DamagedFile as error:
             raise DamagedFile(f"{error}; restore it, {self.remedy}") from None
         if not header:
