@@ -142,6 +142,17 @@ def test_a_run_loads_its_plugins_again(fedflat, own_run, tmp_path):
     assert json.loads((own_run / "status.json").read_text())["rounds"] == rounds_before + 1
 
 
+def test_the_config_of_a_run_loads_its_plugins_if_unchanged(fedflat, own_run, tmp_path):
+    plugin = tmp_path / "own" / "my_model.py"
+    content = plugin.read_text()
+    plugin.write_text(content + "# changed\n")
+    command = ("run", "--config", own_run / "config.yaml", "--dry-run")
+    changed = fedflat(*command)
+    assert changed.exit_code == 2 and f"a plugin of {own_run}/config.yaml is not loaded: {plugin} has" in changed.stderr
+    plugin.write_text(content)
+    assert fedflat(*command).exit_code == 0
+
+
 def test_a_run_needs_only_the_plugins_that_it_uses(fedflat, own_run, tmp_path):
     """The run of FedAvg uses the dataset and the model of the plugins, but not their algorithm."""
     recorded = json.loads(Path("runs/fedavg/plugins.json").read_text())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from fedflat.experiment.callback import Callback
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.store.files import read_yaml
+from fedflat.experiment.store.run_folder import RunFolder
+from fedflat.registry import load_unchanged
 from fedflat.setting_names import SHORT_NAMES, flat, full_name, parse_flatness, unknown_setting
 from fedflat.yaml_text import load_yaml
 
@@ -100,7 +104,8 @@ def make_config(
 
     Args:
         base: a YAML file or config to start from; default: the defaults. Its number of clients is not inherited if the
-            partition is overridden by one that determines the number, or determined it and the new one does not.
+            partition is overridden by one that determines the number, or determined it and the new one does not. The
+            plugins of a run's ``config.yaml`` are loaded.
         settings: values by short name (``lr``) or full name (``training__lr`` or ``training.lr``).
         assignments: further settings as ``a.b=value``, as on the command line.
     """
@@ -116,6 +121,7 @@ def make_config(
         for setting, value in flat(read_yaml(Path(base))):
             _check_once(setting, f"{value!r}", in_file)
             _set(values, setting, value)
+        _load_plugins(Path(base))
     assigned: dict[str, str] = {}
     for name, value in (settings or {}).items():
         _check_name(name)
@@ -129,6 +135,16 @@ def make_config(
     if "data.partition" in given and "data.clients" not in given:
         _drop_unsuitable_clients(values["data"])
     return parse_config(values)
+
+
+def _load_plugins(file: Path) -> None:
+    """Load the plugins of the run whose ``config.yaml`` is ``file``; warn about those that are missing or changed."""
+    if file.name != "config.yaml":
+        return
+    # A plugin may have been imported by the user's script, or loaded from another folder.
+    plugins = RunFolder(file.parent).plugins().items()
+    for reason in load_unchanged((path, digest) for path, digest in plugins if Path(path).stem not in sys.modules):
+        warnings.warn(f"a plugin of {file} is not loaded: {reason}; pass it with --plugin if needed", stacklevel=3)
 
 
 def _drop_unsuitable_clients(data: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ from fedflat.experiment.store.files import write_atomically
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.reporting.figures.discovery import COSTS, discovery_figure
 from fedflat.reporting.figures.files import write_figure
+from fedflat.reporting.page.repeat import plugin_options
 from fedflat.reporting.tables.files import TextTable
 from fedflat.reporting.tables.summary import compare_paired, holm_correction, seed_statistics
 from fedflat.setting_names import flat
@@ -58,9 +59,11 @@ def discovery_document(
         runs: problem, finalist and record of each run of the confirmation.
     """
     confirmed: dict[str, dict[str, Values]] = {}
+    records: dict[str, list[Record]] = {}
     metric, lower_is_better = "accuracy", False
     for problem, finalist, record in runs:
         metric, lower_is_better = record.metric, record.lower_is_better  # the same for all problems
+        records.setdefault(finalist.label, []).append(record)
         row = confirmed.setdefault(problem, {}).setdefault(
             finalist.label, {"validation": {}, "test": {}, "diverged": [], **_costs(record.history[-1])}
         )
@@ -79,7 +82,7 @@ def discovery_document(
         "combinations": {"valid": discovery.combinations, "excluded": discovery.excluded},
         "seeds": {"search": discovery.file.seeds, "confirmation": discovery.file.confirm.seeds},
         "seconds": seconds_spent(discovery),
-        "finalists": [_finalist(discovery, finalist) for finalist in finalists],
+        "finalists": [_finalist(discovery, finalist, records.get(finalist.label, [])) for finalist in finalists],
         "confirmation": confirmed,
         "differences": _differences(finalists, confirmed, ablations=False),
         "ablations": _differences(finalists, confirmed, ablations=True),
@@ -108,8 +111,11 @@ def _candidates(discovery: Discovery, name: str, study: Study) -> list[Values]:
     return listed
 
 
-def _finalist(discovery: Discovery, finalist: Finalist) -> Values:
-    """A finalist with its algorithm, its other settings and the command that trains it."""
+def _finalist(discovery: Discovery, finalist: Finalist, records: Sequence[Record]) -> Values:
+    """A finalist with its algorithm, its other settings and the command that trains it.
+
+    ``records`` are its runs of the confirmation, whose plugins the command needs.
+    """
     search = discovery.searches[finalist.search]
     config = search.config(finalist.values, search.tune.seeds[0])
     resolved = dict(flat(config.model_dump(mode="json")))  # without placeholders
@@ -126,7 +132,7 @@ def _finalist(discovery: Discovery, finalist: Finalist) -> Values:
         "settings": settings,
         "search": finalist.score,
         "trial": finalist.trial,
-        "command": shlex.join(["fedflat", "run", config.algorithm, *assignments]),
+        "command": shlex.join(["fedflat", "run", config.algorithm, *assignments, *plugin_options(records)]),
     }
 
 

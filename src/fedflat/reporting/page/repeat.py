@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedflat.experiment.setup.problem import is_user_supplied
+from fedflat.experiment.store.run_folder import Record
 from fedflat.reporting.distinct import relative_paths
 from fedflat.reporting.page.gather import Group
 
@@ -37,16 +38,22 @@ def repeat_commands(group: Group, settings: Path, out: str, report_options: Sequ
         seeds = _seeds_option([record.config.seed for record in labelled.row.records])
         algorithms.setdefault((assignments, seeds), {})[labelled.row.algorithm] = None
     folders = {assignments: f"{out}/{number}" for number, (assignments, _) in enumerate(algorithms, 1)}
-    plugins = {path: None for record in group.records if record.folder for path in record.folder.plugins()}
+    plugins = plugin_options(group.records)
     commands = []
     for (assignments, seeds), names in algorithms.items():
         # Without --out, the command could find the reported runs in the default folder and would not repeat them.
         folder = folders[assignments] if len(folders) > 1 else out
         command = ["fedflat", "compare", *names, "--config", os.path.relpath(settings), "--seeds", seeds]
         command += [word for assignment in assignments for word in ("--set", assignment)]
-        command += ["--out", folder, *(word for path in plugins for word in ("--plugin", os.path.relpath(path)))]
+        command += ["--out", folder, *plugins]
         commands.append(shlex.join(command))
     return [*commands, shlex.join(["fedflat", "report", out, "--out", f"{out}-report", *report_options])]
+
+
+def plugin_options(records: Iterable[Record]) -> list[str]:
+    """Return the options ``--plugin FILE`` for the plugins that runs use, relative to the working directory."""
+    plugins = {path: None for record in records if record.folder for path in record.folder.plugins()}
+    return [word for path in plugins for word in ("--plugin", os.path.relpath(path))]
 
 
 def report_options(
