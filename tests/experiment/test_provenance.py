@@ -25,12 +25,12 @@ from fedflat.data import Dataset, load
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
 from fedflat.experiment.callback import Callback
-from fedflat.experiment.store.provenance import METADATA_KEY, fingerprint, fingerprints
+from fedflat.experiment.store.provenance import METADATA_KEY, fingerprint, fingerprints, recorded_data
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.models import build
 from fedflat.reporting.page.document import report_document
 from fedflat.reporting.page.gather import gather
-from fedflat.reporting.row import MIXED_DATA
+from fedflat.reporting.row import MIXED_DATA, mixed_data
 
 SETTINGS: dict[str, Any] = {"rounds": 3, "clients": 4, "clients_per_round": 2, "local_steps": 1, "workers": 1}
 
@@ -175,6 +175,15 @@ def test_a_comparison_refuses_runs_of_different_objects(
 def test_an_identical_model_is_accepted(tmp_path: Path) -> None:
     folder = paused(tmp_path / "run", model=network())
     assert fedflat.resume(folder, model=network()).record.status == "finished"
+
+
+def test_another_task_is_no_other_version_of_the_data(tmp_path: Path) -> None:
+    for seed, task in enumerate(("classification", "mse")):  # a report rejects one seed with two partitions
+        fedflat.run("fedavg", out=tmp_path / task, task=task, seed=seed, partition="iid", **SETTINGS)
+    records = fedflat.Comparison.load(tmp_path).records
+    assert len({recorded_data(record.folder) for record in records}) == 2 and mixed_data(records) == []
+    (section,) = report_document(gather([tmp_path]))["sections"]
+    assert not any(MIXED_DATA in note["text"] for note in section["notes"])
 
 
 def test_a_changed_data_file_is_detected(tmp_path: Path) -> None:

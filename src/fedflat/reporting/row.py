@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedflat.engines.problem.task import TASK_TARGETS
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import recorded_data
@@ -22,12 +23,16 @@ MIXED_DATA = "Runs began with different versions of their data, so their values 
 
 
 def mixed_data(records: Iterable[Record]) -> list[str]:
-    """The datasets, as in the runs' configs, whose content differs between runs."""
-    fingerprints: dict[str, set[str]] = {}
+    """The datasets, as in the runs' configs, whose content differs between runs.
+
+    Classification and regression on one dataset have different targets, so only runs of one kind are compared.
+    """
+    fingerprints: dict[tuple[str, bool], set[str]] = {}
     for record in records:
         if record.folder and (fingerprint := recorded_data(record.folder)):
-            fingerprints.setdefault(record.config.data.dataset, set()).add(fingerprint)
-    return [dataset for dataset, distinct in fingerprints.items() if len(distinct) > 1]
+            is_regression = TASK_TARGETS.get(record.config.training.task) == "numbers"
+            fingerprints.setdefault((record.config.data.dataset, is_regression), set()).add(fingerprint)
+    return list(dict.fromkeys(dataset for (dataset, _), distinct in fingerprints.items() if len(distinct) > 1))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fedflat.reporting.figures.style import evenly_spaced, sort_and_subsample_cl
 from fedflat.reporting.page.gather import Gathered, Group, group_runs
 from fedflat.reporting.page.notes import notes_of
 from fedflat.reporting.page.views import views_of
-from fedflat.reporting.row import LabelledRow, Row
+from fedflat.reporting.row import LabelledRow, Row, mixed_data
 from fedflat.reporting.tables.summary import (
     MEAN_LABEL,
     common_evaluations,
@@ -142,6 +142,7 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "runs": [_run_values(record) for record in group.records],
         "settings": relative_paths(group.records[0].config.to_yaml()),
         "parameters": _parameters(row["algorithm"] for row in rows),
+        "mixed_data": mixed_data(group.records),
         "data_hashes": sorted(
             filter(None, {recorded_data(record.folder) for record in group.records if record.folder})
         ),

@@ -32,7 +32,7 @@ def notes_of(section: Values) -> list[dict[str, str]]:
     """Return the caveats of a report's section, each with its severity (``kind``) and text."""
     rows = section["rows"]
     hashes = section["data_hashes"]
-    notes: Notes = [(BAD, f"{MIXED_DATA} (hashes {_listed(hashes)}).")] if len(hashes) > 1 else []
+    notes: Notes = [(BAD, f"{MIXED_DATA} (hashes {_listed(hashes)}).")] if section["mixed_data"] else []
     notes += _run_notes(section["runs"]) + _seed_notes(rows) + _difference_notes(section)
     notes += _summary_notes(rows) + _target_notes(rows) + _time_notes(rows) + _flatness_notes(section["views"])
     return [{"kind": kind, "text": text} for kind, text in notes]
