@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedflat.experiment.analysis.evaluation import PARTS
+from fedflat.reporting.result import Result
 from tests.cli.conftest import assert_error
 
 
@@ -55,6 +56,24 @@ def test_json_is_one_document(fedflat, held_out):
     assert set(document["on"]) | set(document["missing"]) == set(PARTS)
     assert document["on"]["fine-tuned"]["count"] == 3 and document["on"]["fine-tuned"]["lr"] == 0.01
     assert len(document["on"]["clients"]["each"]) == 8
+
+
+def test_a_model_saved_earlier(fedflat, small):
+    fedflat("run", "fedavg", *small, "--save-every", "1", "--quiet", "--out", "r")
+    first = json.loads(fedflat("evaluate", "r", "--on", "test", "--round", "1", "--json").stdout)
+    logged = json.loads(Path("r/metrics.jsonl").read_text().splitlines()[1])
+    assert first["round"] == logged["round"] == 1
+    assert first["on"]["test"]["loss"] == pytest.approx(logged["test"]["server"]["loss"])
+    assert Result.load("r").evaluate(on="test", rounds=1)["test"] == first["on"]["test"]
+    assert "model server, round 1" in fedflat("evaluate", "r", "--on", "test", "--round", "1").stdout
+    assert "has no server model of round 9" in fedflat("evaluate", "r", "--round", "9").stderr
+
+
+def test_unknown_options_in_python_name_the_method(held_out):
+    result = Result.load(held_out)
+    for method in ("evaluate", "flatness", "post_hoc"):
+        with pytest.raises(TypeError, match=f"{method}.* unexpected keyword argument 'presicion'"):
+            getattr(result, method)(presicion="float64")
 
 
 def test_selected_parts(fedflat, held_out):

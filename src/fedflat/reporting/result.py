@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from fedflat import models
 from fedflat.data import Dataset
 from fedflat.display import html_table, shown_metric, with_unit
-from fedflat.engines.problem.task import is_error
+from fedflat.engines.problem.task import Task, is_error
 from fedflat.engines.problem.token_model import adapt
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.analysis.evaluation import Evaluation, evaluate
+from fedflat.experiment.analysis.evaluation import Corruptions, Evaluation, evaluate
+from fedflat.experiment.analysis.fine_tuning import FineTuning
 from fedflat.experiment.analysis.post_hoc import PostHoc, post_hoc
 from fedflat.experiment.analysis.reopen import full_name, reopen, require_model, saved_tensors, state_of
 from fedflat.experiment.analysis.run_model import RunModel, open_model, with_statistics
@@ -238,34 +239,84 @@ class Result:
             raise UserError(f"this run used a user-supplied dataset ({name}); pass it again: dataset=...")
         return load_data(self.config, dataset)
 
-    def evaluate(self, average: str = "server", on: str | Iterable[str] | None = None, **options: Any) -> Evaluation:
+    def evaluate(
+        self,
+        average: str = "server",
+        on: str | Iterable[str] | None = None,
+        *,
+        rounds: int | None = None,
+        fine_tuning: FineTuning | None = None,
+        corruptions: Corruptions | None = None,
+        dataset: Dataset | None = None,
+        network: nn.Module | None = None,
+        task: Task | None = None,
+    ) -> Evaluation:
         """Evaluate a model on the test set, per class, client and domain, under corruptions, and after fine-tuning.
 
         Args:
             average: ``server``, or an average of the run, e.g. ``wima``.
             on: parts to evaluate, e.g. ``classes`` or ``clients``; default: all that apply.
-            options: ``fine_tuning``, ``corruptions``, and the run's custom ``dataset``, ``network`` and ``task``.
+            rounds: select a model saved after this round; default: the final model.
+            fine_tuning: settings of local fine-tuning; default: those of ``FineTuning()``.
+            corruptions: corrupted test sets by corruption and severity; default: the dataset's own.
+            dataset, network, task: needed if the run used custom ones and was made in another process.
         """
-        return evaluate(self.record, average, on, **options)
+        return evaluate(
+            self.record,
+            average,
+            on,
+            rounds=rounds,
+            fine_tuning=fine_tuning,
+            corruptions=corruptions,
+            dataset=dataset,
+            network=network,
+            task=task,
+        )
 
-    def flatness(self, average: str | None = None, rounds: int | None = None, **options: Any) -> RunModel:
+    def flatness(
+        self,
+        average: str | None = None,
+        rounds: int | None = None,
+        *,
+        device: str | None = None,
+        precision: str | None = None,
+        dataset: Dataset | None = None,
+        network: nn.Module | None = None,
+        task: Task | None = None,
+    ) -> RunModel:
         """Open a model for flatness measurements, e.g. ``result.flatness("wima").spectrum()``.
 
         Args:
             average: ``server``, or an average of the run; default: the average listed last in the
                 algorithm, or the server model if there is none.
             rounds: select a model saved after this round.
-            options: ``device``, ``precision``, and the run's custom ``dataset``, ``network`` and ``task``.
+            device: ``auto`` (default), ``cpu`` or ``cuda``.
+            precision: ``float32``, ``tf32`` or ``float64``; default: float64 for float64 runs, else float32.
+            dataset, network, task: needed if the run used custom ones and was made in another process.
         """
-        return open_model(self.record, name=average, rounds=rounds, **options)
+        user_objects: dict[str, Any] = {"dataset": dataset, "network": network, "task": task}
+        return open_model(self.record, name=average, rounds=rounds, device=device, precision=precision, **user_objects)
 
-    def post_hoc(self, **options: Any) -> PostHoc:
+    def post_hoc(
+        self,
+        *,
+        examples: int = 500,
+        clients: int = 10,
+        seed: int = 0,
+        dataset: Dataset | None = None,
+        network: nn.Module | None = None,
+        task: Task | None = None,
+    ) -> PostHoc:
         """Return an object whose methods, such as ``clients()`` and ``gaps()``, measure the run's saved models.
 
-        ``options`` are ``examples`` (how many to measure on), ``clients`` (how many to measure), ``seed``, and the
-        run's custom ``dataset``, ``network`` and ``task``.
+        Args:
+            examples: number of training examples to measure on.
+            clients: number of clients to measure individually.
+            seed: seed of both samples.
+            dataset, network, task: needed if the run used custom ones and was made in another process.
         """
-        return post_hoc(self.record, **options)
+        settings: dict[str, Any] = {"examples": examples, "clients": clients, "seed": seed}
+        return post_hoc(self.record, dataset=dataset, network=network, task=task, **settings)
 
     def plot(self, metric: str | None = None, over: str = "round") -> Figure:
         """Plot a metric (default: the primary one) of every evaluated model over rounds or a cost such as bytes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from fedflat.cli.flatness.common import MAX_LISTED
-from fedflat.cli.shared.flags import AVERAGE, JSON, RUN, optional
+from fedflat.cli.shared.flags import AVERAGE, JSON, ROUND, RUN, optional
 from fedflat.cli.shared.one_run import MAX_OTHER_METRICS
 from fedflat.cli.shared.screen import (
     counted,
@@ -64,6 +64,7 @@ class SummaryRow(NamedTuple):
 def evaluate(
     folder: Path = RUN,
     average: str = AVERAGE,
+    rounds: int | None = ROUND,
     on: str | None = optional(
         "--on",
         "comma-separated: test, classes, longtail, clients, unseen, domains, corruptions, fine-tuned[-unseen]",
@@ -96,15 +97,23 @@ def evaluate(
     fetch_if_missing(record.config, as_json)
     with status_line(as_json) as show_status:
         evaluation = evaluate(
-            record, average, parts, fine_tuning=fine_tuning, progress=lambda part: show_status(f"evaluating on {part}")
+            record,
+            average,
+            parts,
+            rounds=rounds,
+            fine_tuning=fine_tuning,
+            progress=lambda part: show_status(f"evaluating on {part}"),
         )
     if not evaluation.parts:
         reasons = [f"{part} is not available: {reason}" for part, reason in evaluation.missing.items()]
         raise UserError("; ".join(reasons))
     if as_json:
-        print_json({"folder": folder, "algorithm": algorithm, "seed": seed, **evaluation.document()})
+        document = evaluation.document()
+        print_json({"folder": folder, "algorithm": algorithm, "seed": seed, "round": rounds, **document})
         return
     heading = f"{algorithm}   {record.config.data.dataset}, seed {seed}, model {average}"
+    if rounds is not None:
+        heading += f", round {rounds}"
     if record.lower_is_better:
         heading += f"; lower {evaluation.metric} is better"
     # Without --on, only parts that a download would add are worth a line.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedflat.cli.shared.flags import AVERAGE, JSON, RUN, optional
+from fedflat.cli.shared.flags import AVERAGE, JSON, ROUND, RUN, optional
 from fedflat.cli.shared.screen import print_json, screen, shown_bytes
 
 
@@ -14,7 +14,7 @@ def export(
         "--format", "torch, safetensors, onnx or peft", "by the extension of --out, else torch", metavar="NAME"
     ),
     average: str = AVERAGE,
-    rounds: int | None = optional("--round", "model saved after this round", "the final model", metavar="N", min=0),
+    rounds: int | None = ROUND,
     out: Path | None = optional(
         "--out", "output file, or folder for peft", "in exported/ inside the run", metavar="FILE"
     ),

@@ -55,6 +55,7 @@ RUNS_BELOW = typer.Argument(
     metavar="RUNS...", help="run folders, or folders that contain runs", autocompletion=complete_run
 )
 AVERAGE = typer.Option("server", "--average", metavar="NAME", help="model of the run: server, or an average, e.g. wima")
+ROUND = optional("--round", "model saved after this round", "the final model", metavar="N", min=0)
 SEED = typer.Option(0, "--seed", min=0, help="random seed")
 SEEDS = typer.Option("3", "--seeds", metavar="SEEDS", help="number of seeds (3) or a list (0,1,2)")
 TARGETS = no_default(

@@ -108,6 +108,7 @@ def evaluate(
     average: str = "server",
     on: str | Iterable[str] | None = None,
     *,
+    rounds: int | None = None,
     fine_tuning: FineTuning | None = None,
     corruptions: Corruptions | None = None,
     dataset: Dataset | None = None,
@@ -121,6 +122,7 @@ def evaluate(
         record: the run.
         average: ``server``, or an average of the run, e.g. ``wima``.
         on: parts to evaluate (see ``PARTS``); default: all that apply.
+        rounds: select a model saved after this round; default: the final model.
         fine_tuning: settings of local fine-tuning; default: those of ``FineTuning()``.
         corruptions: corrupted test sets by corruption and severity; default: the dataset's own.
         dataset, network, task: user-supplied dataset, model and task; not needed if the run was made in this process.
@@ -136,9 +138,10 @@ def evaluate(
             raise one_of("evaluation part", name, PARTS)
     model = require_model(record, average)
     problem, partition = reopen(record, dataset=dataset, network=network, task=task)
-    state = state_of(record, model, problem)
+    state = state_of(record, model, problem, rounds)
+    statistics = client_statistics(record) if rounds is None else {}  # saved only at the end of the run
     evaluator = _Evaluator(
-        record.config, problem, partition, state, fine_tuning or FineTuning(), corruptions, client_statistics(record)
+        record.config, problem, partition, state, fine_tuning or FineTuning(), corruptions, statistics
     )
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning reseeds the caller's generator
