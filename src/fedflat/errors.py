@@ -23,7 +23,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: str = "") -> UserError:
+def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: str = "", place: str = "") -> UserError:
     """The error for an unknown name, with the nearest valid names.
 
     Args:
@@ -32,6 +32,7 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
         known: the valid names.
         see: command that lists all valid names.
         owner: the component that lacks the name, e.g. the algorithm that has no such parameter.
+        place: where the name occurs, e.g. a file.
 
     >>> str(one_of("algorithm", "fedsma", ["fedavg", "fedsam", "fedswa"], see="fedflat algorithms"))
     "unknown algorithm 'fedsma'; did you mean fedswa, fedsam or fedavg? (list all: fedflat algorithms)"
@@ -39,6 +40,8 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
     "unknown dataset 'CIFAR-100x'; did you mean cifar100?"
     >>> str(one_of("parameter", "nu", ["mu"], owner="fedprox"))
     "fedprox has no parameter 'nu'; did you mean mu?"
+    >>> str(one_of("key", "gird", ["base", "grid"], place="mine.yaml"))
+    "unknown key 'gird' in mine.yaml; did you mean grid?"
     """
     names = sorted(known)
     shown = str(name) if len(str(name)) <= MAX_SHOWN else f"{str(name)[:MAX_SHOWN]}…"
@@ -55,6 +58,7 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
     else:
         hint = f"for example {', '.join(names[:5])}"
     problem = f"{owner} has no {what} '{shown}'" if owner else f"unknown {what} '{shown}'"
+    problem += f" in {place}" if place else ""
     return UserError(f"{problem}; {hint}" + (f" (list all: {see})" if see else ""))
 
 

@@ -35,6 +35,22 @@ def test_discover(fedflat):
     assert refused.exit_code == 2 and "tune.space.rho={low: 0.01, high: 0.1} instead of" in refused.stderr
 
 
+def test_the_command_of_the_winner_names_its_plugin(fedflat, restore_registries):
+    pytest.importorskip("optuna", minversion="4.0", reason="searches need Optuna (pip install 'fedflat[sweep]')")
+    Path("own_part.py").write_text(
+        "import fedflat\nfedflat.register('own-part', fedflat.algorithm('fedavg+prox(mu=0.3)'))\n"
+    )
+    Path("mine.yaml").write_text(SPACE.replace("base: {", "base: {algorithm: own-part, "))
+    result = fedflat("discover", "mine.yaml", "--plugin", "own_part.py", "--json")
+    winner, baseline = json.loads(result.stdout)["finalists"]
+    assert winner["command"].endswith(" --plugin own_part.py") and "--plugin" not in baseline["command"]
+
+
+def test_a_file_of_tune_is_refused(fedflat):
+    Path("mine.yaml").write_text("tune: {space: {lr: [0.1, 0.2]}}")
+    assert "mine.yaml has the key tune; use fedflat tune" in fedflat("discover", "mine.yaml").stderr
+
+
 def test_an_invalid_space_is_one_line(fedflat):
     Path("mine.yaml").write_text(SPACE.replace("sam(", "samm("))
     result = fedflat("discover", "mine.yaml")

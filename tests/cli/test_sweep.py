@@ -81,6 +81,13 @@ def test_the_table_shows_settings_that_have_their_default(fedflat):
     }
 
 
+def test_the_suggested_report_separates_partitions(fedflat):
+    sweep = SWEEP.partition("grid:")[0]
+    Path("mine.yaml").write_text(sweep + "grid: {partition: [iid, dirichlet]}\n")
+    assert "fedflat report runs/mine --apart," in fedflat("sweep", "mine.yaml", "--no-probe", "--quiet").stdout
+    assert fedflat("report", "runs/mine", "--apart", "--no-figures").exit_code == 0
+
+
 def test_json(fedflat, swept):
     file, out = swept
     result = fedflat("sweep", file, "--out", out, "--json")
@@ -108,12 +115,15 @@ def test_json(fedflat, swept):
             "clients_per_round=60",
         ),
         (TUNE, "use fedflat tune mine.yaml"),
+        ("format: 1\nseed: 0\ndata: {dataset: digits}", "is the config of one run; use fedflat run --config"),
+        ("format: 1\ngrid: {seed: [0]}", "unknown key 'format' in mine.yaml; expected one of base, branch"),
+        ("parameters: {}\nslots: {perturbation: [sam]}", "has the key slots; use fedflat discover"),
         ("grid: {seed: [0", "YAML"),
         (TUNE.replace("space", "prune: {min_rounds: 0}, space"), "tune.prune.min_rounds: input should be greater"),
         (TUNE.replace("space", "prune: 5, space"), "true, false, or a mapping with min_rounds, reduction"),
         (
             TUNE.replace("space", "prune: {min_rounds: 2, reductoin: 3}, space"),
-            "tune.prune of mine.yaml has no key 'reductoin'; did you mean reduction?",
+            "unknown key 'reductoin' in tune.prune of mine.yaml; did you mean reduction?",
         ),
     ],
 )

@@ -149,7 +149,7 @@ SEED = {"grid": {"seed": [0]}}
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"gird": {"seed": [0]}}, "'gird'; did you mean grid?"),
+        ({"gird": {"seed": [0]}}, "'gird' in the sweep; did you mean grid?"),
         ({"grid": {"sed": [0]}}, "grid 'sed'; did you mean seed?"),
         ({"grid": {"training.lrr": [0]}}, "grid 'training.lrr'; did you mean training.lr"),
         (
@@ -157,7 +157,7 @@ SEED = {"grid": {"seed": [0]}}
             "base 'training.ruonds'; did you mean training.rounds",
         ),
         ({**SEED, "exclude": [{"sede": 0}]}, "exclude 'sede'; did you mean seed?"),
-        ({**SEED, "keep": {"chekpoint": False}}, "'chekpoint'; did you mean checkpoint?"),
+        ({**SEED, "keep": {"chekpoint": False}}, "'chekpoint' in keep of the sweep; did you mean checkpoint?"),
         (
             {"grid": {"algorithm": ["fedsma"]}},
             "combination algorithm=fedsma",
@@ -199,7 +199,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mine\.yaml.*YAML"):
         read_sweep(file)
     file.write_text("grdi: {seed: [0]}\n")
-    with pytest.raises(UserError, match=r"mine\.yaml.*'grdi'; did you mean grid"):
+    with pytest.raises(UserError, match=r"'grdi' in .*mine\.yaml; did you mean grid"):
         read_sweep(file)
 
 

@@ -373,7 +373,7 @@ def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
             "tune.seeds is [0, -1]",
         ),
         ({"tune": {"space": SPACE, "seeds": [1, 1]}}, "tune.seeds is [1, 1]"),
-        ({"tune": {"space": SPACE, "trails": 3}}, "'trails'; did you mean trials?"),
+        ({"tune": {"space": SPACE, "trails": 3}}, "'trails' in tune of the sweep; did you mean trials?"),
         ({"grid": {"seed": [0]}}, "grid, list, exclude or branch"),
         ({"keep": {"models": False}}, "models=false"),
         ({"tune": None}, "no tune section"),

@@ -134,6 +134,11 @@ def test_different_partitions_are_not_paired(clone, compared):
     assert len(group_runs(records, apart=True)) == 2
 
 
+def test_a_title_states_the_share_of_validation_data(clone, compared):
+    clone("fedavg", 0, [0.1, 0.2], name="other", data={"validation": 0.1})
+    assert any(group.name.endswith("10 % validation") for group in group_runs(gather([compared]).records, apart=True))
+
+
 @pytest.mark.parametrize("apart", [False, True])
 def test_different_partition_hashes_are_not_paired(clone, compared, apart):
     clone("scaffold", 1, [0.1, 0.5, 0.6, 0.7], hash="f" * 64)

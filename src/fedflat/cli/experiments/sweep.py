@@ -248,6 +248,8 @@ ORIGINS = {"here": "done now", "before": "done earlier", "elsewhere": "done by a
 
 def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     """Print the combinations of a sweep, best first, and how many runs were done now, before, or by another process."""
+    from fedflat.reporting.page.gather import partition_settings
+
     ranked = _ranked(results)
     if ranked.split == "validation":
         order, splits = "best first by validation", SPLITS
@@ -271,7 +273,8 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     origins = [result.by for result in results if result.error is None]
     counts = ", ".join(f"{origins.count(by)} {text}" for by, text in ORIGINS.items() if by in origins)
     out = quote(str(plan.out))
-    next_commands = f"fedflat report {out}, fedflat show {out}"
+    apart = " --apart" if len({partition_settings(run.config) for run in plan.runs}) > 1 else ""
+    next_commands = f"fedflat report {out}{apart}, fedflat show {out}"
     console.print(key_values({"runs": counts, "folder": plan.out, "next": next_commands}))
 
 

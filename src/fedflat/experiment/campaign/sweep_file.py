@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from fedflat.errors import UserError, one_of
-from fedflat.experiment.config import setting_names
+from fedflat.experiment.config import Config, setting_names
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.files import read_yaml
@@ -129,9 +129,14 @@ def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[st
         UserError: a key is unknown, or a value is of the wrong type.
     """
     known = [field.alias or name for name, field in kind.model_fields.items()]
-    for key in values:
-        if key not in known:
-            raise one_of("key", key, known, owner=where)
+    unknown = [key for key in values if key not in known]
+    if unknown and set(values) <= {*Config.model_fields, *SHORT_NAMES}:
+        raise UserError(f"{where} is the config of one run; use fedflat run --config FILE")
+    for key, command in (("tune", "tune"), ("slots", "discover"), ("grid", "sweep"), ("list", "sweep")):
+        if key in unknown:
+            raise UserError(f"{where} has the key {key}; use fedflat {command} FILE")
+    if unknown:
+        raise one_of("key", unknown[0], known, place=where)
     try:
         return kind.model_validate({key: value for key, value in values.items() if value is not None})
     except ValidationError as error:
@@ -141,7 +146,7 @@ def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[st
         if first["type"] == "extra_forbidden":
             section, _, key = location.rpartition(".")
             valid = {"keep": list(Keep.model_fields), **keys}.get(str(first["loc"][0]), known)
-            raise one_of("key", key, valid, owner=f"{section} of {where}") from None
+            raise one_of("key", key, valid, place=f"{section} of {where}") from None
         message = first["msg"]
         is_union = len(first["loc"]) > 1 and first["loc"][-1] in (SearchRange.__name__, Halving.__name__)
         for member, alternatives, expected in (

@@ -139,8 +139,7 @@ def group_runs(records: Sequence[Record], apart: bool = False) -> list[Group]:
     """
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        key = tuple(getattr(record.config.data, name) for name in PARTITION_SETTINGS)
-        groups.setdefault(key, []).append(record)
+        groups.setdefault(partition_settings(record.config), []).append(record)
     names = [_shown_data(group[0]) for group in groups.values()]
     if len(groups) > 1 and not apart:
         examples = "; ".join(names[:3]) + ("; ..." if len(names) > 3 else "")
@@ -149,6 +148,11 @@ def group_runs(records: Sequence[Record], apart: bool = False) -> list[Group]:
             "select runs with one partition, or report each partition separately (--apart)"
         )
     return [Group(name, group, _partitions(group)) for name, group in zip(names, groups.values(), strict=True)]
+
+
+def partition_settings(config: Config) -> tuple[object, ...]:
+    """Return the values of the settings that, with a seed, determine the partition."""
+    return tuple(getattr(config.data, name) for name in PARTITION_SETTINGS)
 
 
 def _partitions(records: Iterable[Record]) -> dict[int, dict[str, Any]]:
@@ -192,7 +196,7 @@ def _shown_data(record: Record) -> str:
     if clients is not None:
         parts.append(counted(clients, "client"))
     if data.validation:
-        parts.append(f"{100 * data.validation:g} % held out")
+        parts.append(f"{100 * data.validation:g} % validation")
     return ", ".join(parts)
 
 
