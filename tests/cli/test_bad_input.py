@@ -39,6 +39,7 @@ WRONG = {
     "set below a value": (("run", "--set", "seed.a=3", "--set", "seed.b.c=1"), "seed"),
     "no rounds": (("run", "--rounds", "0"), "training.rounds=0 is invalid"),
     "infinite rate": (("run", "--set", "training.lr=.inf"), "training.lr"),
+    "missing folder": (("run", "--dataset", "images/none"), "images/none does not exist; expected a file of arrays"),
     "unknown dataset": (("run", "--dataset", "cifr10"), "'cifr10'; did you mean cifar10"),
     "unknown model": (("run", "--model", "resnet81"), "'resnet81'; did you mean resnet18"),
     "model for larger images": (("run", "--model", "cnn"), "cnn needs images of at least 16x16 pixels"),

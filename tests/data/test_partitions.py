@@ -346,6 +346,12 @@ def test_infeasible_partitions_raise_a_clear_error(text: str, clients: int | Non
         make_partition(text, CIFAR_LIKE, 10, clients, seed)
 
 
+@pytest.mark.parametrize(("labels", "message"), [([0, 1, 2], "labels reach 2, but"), ([0, -1, 1], "begin at -1")])
+def test_labels_must_be_classes(labels: list[int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_partition("iid", np.array(labels), 2, 2, 0)
+
+
 def test_texts_are_canonical() -> None:
     assert (
         canonical_partition("dirichlet(alpha=0.1)") == "dirichlet"

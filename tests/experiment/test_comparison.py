@@ -28,6 +28,13 @@ def test_a_comparison_accepts_one_algorithm() -> None:
     assert comparison.table(0.05) == comparison.table([0.05]) and "rounds to 0.05" in comparison.table(0.05)[0]
 
 
+@pytest.mark.parametrize("targets", [["x"], "0.8"])
+def test_targets_must_be_numbers(targets: Any) -> None:
+    comparison = fedflat.compare("fedavg", seeds=1, **SMALL)
+    with pytest.raises(UserError, match=r"the target .* is invalid; expected a finite number"):
+        comparison.table(targets=targets)
+
+
 def test_results_of_single_runs_can_be_compared() -> None:
     results = [fedflat.run(name, **(SMALL | {"rounds": 1})) for name in ("fedavg", "fedprox")]
     assert [row["label"] for row in fedflat.Comparison(results).table()] == ["fedavg", "fedprox"]

@@ -135,6 +135,11 @@ def test_a_client_is_named_by_its_number_and_the_round(runs: dict[str, Path]) ->
     )
 
 
+def test_an_unknown_client_is_reported_before_missing_state(runs: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="unknown client 99"):
+        open_model_or_client(f"{runs['scaffold']}:client99@1", device="cpu")
+
+
 def test_clients_with_state_are_replayed_only_from_the_checkpoint(runs: dict[str, Path]) -> None:
     last = open_model_or_client(f"{runs['scaffold']}:client0", device="cpu")
     assert torch.equal(

@@ -159,6 +159,7 @@ def test_sharpness_grows_with_the_radius() -> None:
     [
         ("smm", {}, "'smm'; did you mean"),
         ("sam", {"rho": 0.0}, "rho=0"),
+        ("sam", {"rho": [0.1, 0.2]}, r"rho=\[0.1, 0.2\] is invalid; expected one number"),
         ("sam", {"steps": 0}, "steps=0"),
         ("asam", {"eta": -1.0}, "eta=-1"),
         ("asam", {"scope": "biases"}, "'biases'"),

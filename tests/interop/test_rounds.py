@@ -215,6 +215,13 @@ def test_callbacks_are_called() -> None:
     assert told == ["began", "round", "ended"]
 
 
+@pytest.mark.parametrize("clients", [1, 2])
+def test_cohorts_are_not_larger_than_the_federation(clients: int) -> None:
+    data = [(torch.randn(10, 4), torch.arange(10) % 2)] * clients
+    with pytest.raises(UserError, match="clients_per_round=5 exceeds"):
+        fedflat.rounds("fedavg", nn.Linear(4, 2), data, clients_per_round=5)
+
+
 def test_clients_keep_their_examples() -> None:
     data = clients(3)
     made = from_clients(data, data[0])

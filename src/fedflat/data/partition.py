@@ -318,7 +318,12 @@ def _labels_for(spec: PartitionSpec, targets: Labels, num_classes: int) -> tuple
     labels = np.asarray(targets)
     are_floats = labels.dtype.kind == "f"
     if labels.ndim == 1 and not are_floats:
-        return labels.astype(np.int64), num_classes
+        labels = labels.astype(np.int64)
+        if len(labels) and labels.max() >= num_classes:
+            raise UserError(f"labels reach {labels.max()}, but num_classes is {num_classes}; increase num_classes")
+        if len(labels) and labels.min() < 0:
+            raise UserError(f"labels begin at {labels.min()}; number the classes 0, 1, 2, ...")
+        return labels, num_classes
     if spec.by_label:
         problem = "the targets are numbers" if are_floats else f"each has {labels[0].size}"
         raise UserError(

@@ -33,7 +33,7 @@ from fedflat.data.sources import (
 )
 from fedflat.data.sources.source import DatasetSource, FileReport
 from fedflat.data.sources.source import data_dir as resolve_data_dir
-from fedflat.errors import UserError, no_folder, one_of
+from fedflat.errors import UserError, no_folder, one_of, similar_file
 from fedflat.registry import Registry
 from fedflat.text import parse_one, revise, write_value
 
@@ -68,6 +68,13 @@ def dataset_source(text: str) -> DatasetSource:
         raise UserError(
             f"{text} is a folder; use images(path={text}) for images, arrays(path={text}) for .npy files, or "
             f"text(path={text}) for texts"
+        )
+    if "(" not in spelling and any(separator in text for separator in "/\\"):
+        path = Path(text.strip())
+        hint = similar_file(path) if _exists(str(path.parent)) else ""
+        raise UserError(
+            f"{text} does not exist{hint}; expected a file of arrays or texts, a folder as in "
+            "images(path=FOLDER), or the name of a dataset (list all: fedflat data list)"
         )
     call = parse_one(spelling)
     source = DATASETS.find(call.name)

@@ -66,9 +66,9 @@ def stopping_verdict(
     return None
 
 
-def check_target(target: float, metric: str) -> None:
+def check_target(target: Any, metric: str) -> None:
     """Reject a target that is outside the range of ``metric``."""
-    if not math.isfinite(target):
+    if isinstance(target, str) or not math.isfinite(target):
         raise UserError(f"the target {target} is invalid; expected a finite number, such as 0.9")
     if is_share(metric) and not 0 <= target <= 1:
         hint = f" (for {target:g} % write {target / 100:g})" if 1 < target <= 100 else ""

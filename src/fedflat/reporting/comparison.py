@@ -120,7 +120,7 @@ class Comparison:
                 rounds, how many runs ``reached`` it and the number of ``runs``. The entries ``virtual seconds to
                 TARGET`` and ``bytes to TARGET`` are medians, or None.
         """
-        targets = (targets,) if isinstance(targets, int | float) else targets
+        targets = (targets,) if isinstance(targets, int | float | str) else targets
         for target in targets:
             check_target(target, self.metric)
         return [self._table_row(labelled, targets) for labelled in self._labelled_rows()]

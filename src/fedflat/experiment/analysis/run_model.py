@@ -373,6 +373,8 @@ def local_models(
         after_round: round of a saved server model; None: that of the last checkpoint.
         client_numbers: clients to train; default: the cohort of the replayed round.
     """
+    for number in client_numbers or ():
+        check_client(number, len(server.partition.clients))
     replay = replay_after(server, after_round)
     clients = replay.clients(client_numbers)
     return replay.local_models(clients, replay.train(clients))

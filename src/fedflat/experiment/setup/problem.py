@@ -102,7 +102,7 @@ def build_problem(
     _check_labels(config, data)
     partition = build_partition(config, data)
     clients, per_round = len(partition.clients), config.federation.clients_per_round
-    is_centralised = clients == 1 and datasets.fixes_clients(config.data.partition)
+    is_centralised = datasets.canonical_partition(config.data.partition).startswith("centralised")
     if per_round > clients and not is_centralised:
         raise UserError(
             f"federation.clients_per_round={per_round} exceeds the partition's {clients} clients; "
