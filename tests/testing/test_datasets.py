@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedflat.data import Dataset, Examples, from_arrays, from_clients, load
+from fedflat.errors import UserError
 from fedflat.testing import Broken, check_dataset
 
 
@@ -75,6 +76,12 @@ def test_mistakes_are_named(broken: Callable[[Dataset], Dataset], identity: str,
     with pytest.raises(Broken, match=reason) as caught:
         check_dataset(broken(pictures()))
     assert caught.value.property_name == identity and identity in str(caught.value)
+
+
+def test_datasets_are_checked_by_name() -> None:
+    assert "loading is deterministic" in check_dataset("digits")
+    with pytest.raises(UserError, match="expected the name of a dataset"):
+        check_dataset(3)  # type: ignore[arg-type]
 
 
 def test_random_loading_is_detected() -> None:

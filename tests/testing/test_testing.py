@@ -228,6 +228,13 @@ def test_wrong_partitions_are_named(divide: object, identity: str) -> None:
     assert caught.value.property_name == identity
 
 
+def test_partitions_are_checked_by_name() -> None:
+    assert check_partition("iid+held-out") == check_partition(halves)
+    for invalid, message in ((3, "expected a function"), ("natural", "determines the number of clients")):
+        with pytest.raises(UserError, match=message):
+            check_partition(invalid)  # type: ignore[arg-type]
+
+
 class Hidden(nn.Module):
     """Keeps its weights outside its parameters."""
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedflat.data import IGNORED, Dataset, Examples, make_partition, normalise
+from fedflat.data import IGNORED, Dataset, Examples, load, make_partition, normalise
 from fedflat.data.batches import channel_statistics
 from fedflat.data.hashing import row_blocks
+from fedflat.errors import UserError
 from fedflat.testing.broken import Broken
 
 TOLERANCE = 0.05
@@ -26,11 +28,11 @@ If labels did not depend on inputs, the true labels would still fit best of all 
 """
 
 
-def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True) -> list[str]:
+def check_dataset(data: str | Dataset | Callable[[], Dataset], *, linear: bool = True) -> list[str]:
     """Check a user-defined dataset.
 
     Args:
-        data: the dataset, or a function that loads it; with a function, loading is checked to be deterministic.
+        data: the dataset, or its name or a function that loads it; loading is then checked to be deterministic.
         linear: also require that a linear model fits the true labels better than shuffled ones; only checked if every
             example has one class.
 
@@ -39,6 +41,7 @@ def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True)
 
     Raises:
         Broken: a property does not hold.
+        UserError: ``data`` is or returns something else.
 
     >>> from fedflat.data import from_arrays
     >>> labels = np.arange(90) % 3
@@ -46,9 +49,15 @@ def check_dataset(data: Dataset | Callable[[], Dataset], *, linear: bool = True)
     >>> check_dataset(from_arrays(inputs[:60], labels[:60], inputs[60:], labels[60:]))[0]
     'no training example is in the test set'
     """
-    dataset = data if isinstance(data, Dataset) else data()
+    source = partial(load, data) if isinstance(data, str) else data
+    dataset = source() if callable(source) else source
+    if not isinstance(dataset, Dataset):
+        raise UserError(
+            f"{dataset!r} is not a dataset; expected the name of a dataset, the result of "
+            "fedflat.data.from_arrays, or a function that returns it"
+        )
     verified: list[str] = []
-    for property_name, reason in _checks(dataset, data, linear):
+    for property_name, reason in _checks(dataset, source, linear):
         if reason:
             raise Broken(dataset.name, property_name, reason)
         verified.append(property_name)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedflat.data import fixes_clients, make_partition
+from fedflat.errors import UserError
 from fedflat.testing.broken import Broken
 
 PartitionFunction = Callable[[npt.NDArray[np.int64], int, int], Sequence[npt.NDArray[np.int64]]]
@@ -14,12 +16,18 @@ PartitionFunction = Callable[[npt.NDArray[np.int64], int, int], Sequence[npt.NDA
 
 
 def check_partition(
-    partition: PartitionFunction, *, examples: int = 600, classes: int = 10, clients: int = 12, covers: bool = True
+    partition: str | PartitionFunction,
+    *,
+    examples: int = 600,
+    classes: int = 10,
+    clients: int = 12,
+    covers: bool = True,
 ) -> list[str]:
     """Check a user-defined partition.
 
     Args:
-        partition: function of labels, number of clients and seed.
+        partition: function of labels, number of clients and seed, or the name of a partition with parameters, e.g.
+            ``dirichlet(alpha=0.1)``.
         examples: number of examples n to partition.
         classes: number of classes among the labels.
         clients: number of clients.
@@ -30,6 +38,7 @@ def check_partition(
 
     Raises:
         Broken: a property does not hold.
+        UserError: the partition is neither such a function nor a name, or determines the number of clients.
 
     >>> def stripes(labels, clients, seed):
     ...     order = np.random.default_rng(seed).permutation(len(labels))
@@ -37,13 +46,36 @@ def check_partition(
     >>> check_partition(stripes)[0]
     'the number of clients is as requested'
     """
+    name = partition if isinstance(partition, str) else getattr(partition, "__name__", "the partition")
+    if isinstance(partition, str):
+        partition = _by_name(partition, classes)
+    if not callable(partition):
+        raise UserError(
+            f"{partition!r} is not a partition; expected a function of labels, number of clients and "
+            "seed, or a name such as 'dirichlet(alpha=0.1)'"
+        )
     verified: list[str] = []
     labels = np.arange(examples, dtype=np.int64) % classes
     for property_name, holds, reason in _checks(partition, labels, clients, covers):
         if not holds:
-            raise Broken(getattr(partition, "__name__", "the partition"), property_name, reason)
+            raise Broken(name, property_name, reason)
         verified.append(property_name)
     return verified
+
+
+def _by_name(text: str, classes: int) -> PartitionFunction:
+    """Return the function that a partition's name describes; held-out clients count as clients."""
+    if fixes_clients(text):
+        raise UserError(
+            f"the partition {text} determines the number of clients; expected one that divides examples among any "
+            "number of clients, such as dirichlet(alpha=0.1)"
+        )
+
+    def divide(labels: npt.NDArray[np.int64], clients: int, seed: int) -> Sequence[npt.NDArray[np.int64]]:
+        made = make_partition(text, labels, classes, clients, seed)
+        return [*made.clients, *made.unseen]
+
+    return divide
 
 
 def _checks(
