@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from fedflat.experiment.campaign.sweep_file import read_sweep
 from fedflat.experiment.config import Config
 from fedflat.experiment.store.files import LOCK_FILE
 from fedflat.experiment.store.run_folder import RunFolder, load_record
+from tests.cli.conftest import call
 
 SMALL = {
     "local_steps": 2,
@@ -160,7 +162,9 @@ def test_a_diverged_model_equals_itself(other: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "words"),
     [
-        ("@3", "'3'.*0, 2, 4, 6"),
+        ("@3", "after round 3;.*0, 2, 4, 6"),
+        (":server@2", "from the server model; write .*run@2"),
+        (":wimaa@2", "'wimaa'"),
         ("@x", "'x'"),
         ("@²", "'²'"),
         ("@", "''"),
@@ -180,6 +184,17 @@ def test_impossible_branches(origin: Path, tmp_path: Path) -> None:
         Config(init_rounds=3)
 
 
+def test_an_average_is_not_branched_but_can_be_the_initial_weights(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "out": tmp_path / "run"}
+    fedflat.run("fedavg+wima(window=2)", rounds=2, save_every=1, **settings)
+    for at, file in (("@1", "models/round-000001.wima-window-2"), ("", "model.wima-window-2")):
+        with pytest.raises(UserError, match=f"start from the server model, .* --init .*{file}.safetensors --set init_"):
+            branch_point(f"{tmp_path / 'run'}:wima{at}")
+        assert (tmp_path / "run" / f"{file}.safetensors").exists()
+    with pytest.raises(UserError, match="saved rounds: 1, 2"):
+        branch_point(f"{tmp_path / 'run'}:wima@9")
+
+
 def test_a_run_of_python_objects_is_branched_in_python(tmp_path: Path) -> None:
     settings = {"rounds": 1, "local_steps": 1, "workers": 1, "partition": "iid", "clients": 2, "clients_per_round": 2}
     fedflat.run("fedavg", model=nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), out=tmp_path / "run", **settings)
@@ -187,3 +202,5 @@ def test_a_run_of_python_objects_is_branched_in_python(tmp_path: Path) -> None:
         UserError, match=r"used Python objects.* fedflat\.compare\(ALGORITHMS, base=.*init_rounds=1, rounds="
     ):
         branch_point(str(tmp_path / "run"))
+    message = " ".join(call("resume", tmp_path / "run").stdout.split())
+    assert "already finished; nothing to resume. For more rounds: fedflat.compare(ALGORITHMS, base=" in message

@@ -6,7 +6,6 @@ import re
 import sys
 from itertools import count
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -95,6 +94,7 @@ def resume(
     """
     show_loading(quiet or as_json)
     from fedflat.experiment.analysis.reopen import resume_command
+    from fedflat.experiment.campaign.branch import branch_command
     from fedflat.experiment.make_config import make_config
     from fedflat.experiment.store.final_models import has_restorable_models
     from fedflat.experiment.store.run_folder import RunFolder, load_record
@@ -118,8 +118,7 @@ def resume(
     if as_json:
         print_json(run_document(record))
     else:
-        command = f"fedflat branch {quote(str(folder))} ALGORITHM --rounds N"
-        more = f" For more rounds: {command}." * (record.status == "finished")
+        more = f" For more rounds: {branch_command(record, folder)}." * (record.status == "finished")
         print(f"The run in {folder} is already {record.status}; nothing to resume.{more}")
         print_run(record)
 

@@ -9,9 +9,10 @@ and metrics start anew.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from safetensors.torch import save
@@ -20,7 +21,7 @@ from torch import Tensor
 from fedflat.algorithms import algorithm
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
-from fedflat.experiment.analysis.reopen import reopen
+from fedflat.experiment.analysis.reopen import Reference, parse_reference, reopen, require_model, saved_tensors
 from fedflat.experiment.analysis.replay import moment_at_checkpoint
 from fedflat.experiment.setup.problem import is_user_supplied
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
@@ -97,17 +98,19 @@ def branch_point(text: str) -> BranchPoint:
     # A folder name may contain any character.
     path, separator, rounds = ("", "", text) if Path(text).is_dir() else text.rpartition("@")
     run = Path(path if separator else text)
+    source = parse_reference(text)
+    if source.model is not None and not run.is_dir():
+        raise _not_server(source)
     record = load_record(run)
     if record.config.federation.privacy is not None:
         raise UserError(
             f"{run} is a private run, and a branch would not count the epsilon that it has spent; "
             "start a new run with --privacy, or branch from a run without it"
         )
-    if any(map(is_user_supplied, (record.config.model, record.config.data.dataset))):
+    if _used_python_objects(record):
         raise UserError(
             f"{run} used Python objects, which a command cannot rebuild; branch it in Python: "
-            f"fedflat.compare(ALGORITHMS, base='{run / 'config.yaml'}', dataset=..., model=..., "
-            f"init='{run / model_file('server')}', init_rounds={record.rounds}, rounds=...)"
+            f"{branch_command(record, run)}"
         )
     RunFolder(run).load_plugins()
     available = branchable_rounds(run)
@@ -117,11 +120,43 @@ def branch_point(text: str) -> BranchPoint:
         return BranchPoint(record, run, available[-1])
     if not rounds.isdecimal() or int(rounds) not in available:
         listed = ", ".join(map(str, available[:MAX_LISTED])) + (", ..." if len(available) > MAX_LISTED else "")
+        shown = rounds if rounds.isdecimal() else repr(rounds)
         raise UserError(
-            f"{run} has no model after round '{rounds}'; it has models after rounds {listed} "
+            f"{run} has no model after round {shown}; it has models after rounds {listed} "
             "(--save-every N saves more of them)"
         )
     return BranchPoint(record, run, int(rounds))
+
+
+def branch_command(record: Record, run: Path) -> str:
+    """The command that branches a run off its last round, in Python if the run used Python objects; for messages."""
+    if not _used_python_objects(record):
+        return f"fedflat branch {quote(str(run))} ALGORITHM --rounds N"
+    return (
+        f"fedflat.compare(ALGORITHMS, base='{run / 'config.yaml'}', dataset=..., model=..., "
+        f"init='{run / model_file('server')}', init_rounds={record.rounds}, rounds=...)"
+    )
+
+
+def _used_python_objects(record: Record) -> bool:
+    return any(map(is_user_supplied, (record.config.model, record.config.data.dataset)))
+
+
+def _not_server(source: Reference) -> UserError:
+    """The error that a reference names another model than the server's, which is the one that branches start from."""
+    record = load_record(source.run)
+    if source.model == "server":
+        return UserError(f"branches always start from the server model; write {replace(source, model=None)}")
+    name = require_model(record, str(source.model))
+    rounds = record.rounds if source.rounds is None else source.rounds
+    file = source.run / (model_file(name) if source.rounds is None else snapshot_file(name, rounds))
+    if not file.exists():
+        saved_tensors(record, name, source.rounds)  # raises an error that lists the saved rounds
+    init = f"--init {quote(str(file))} --set init_rounds={rounds}"
+    return UserError(
+        f"branches start from the server model, not from {name}; to start from {name}, use "
+        f"fedflat run ALGORITHM --config {quote(str(source.run / 'config.yaml'))} {init} --rounds N"
+    )
 
 
 def branchable_rounds(run: Path) -> list[int]:
