@@ -25,6 +25,14 @@ def test_a_group_of_settings_is_merged_with_existing_ones() -> None:
     assert (kept.rounds, kept.lr, kept.local_epochs) == (2, 0.5, 3)
 
 
+def test_short_names_of_validation_and_patience() -> None:
+    for config in (
+        make_config(None, {"validation": 0.2, "patience": 3}),
+        make_config(None, {}, ["validation=0.2", "patience=3"]),
+    ):
+        assert (config.data.validation, config.stop.patience) == (0.2, 3)
+
+
 def test_one_setting_under_two_names_is_refused() -> None:
     with pytest.raises(UserError, match=r"training\.rounds is given twice, .*rounds=2 .*training__rounds=3"):
         make_config(None, {"rounds": 2, "training__rounds": 3})
@@ -57,6 +65,8 @@ def test_tf32_without_a_gpu_raises_a_warning() -> None:
         ("split_seed", "data__partition_seed"),
         ("data_folder", "data_dir"),
         ("keep_every", "save_every"),
+        ("validation_split", "validation"),
+        ("early_stopping", "patience"),
         ("ruonds", "rounds"),
     ],
 )
