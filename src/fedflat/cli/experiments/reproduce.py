@@ -50,7 +50,7 @@ PLAN_SETTINGS = (
     "training.local_steps",
     "training.rounds",
 )
-"""Settings with a column of their own in the plan; others are shown if they differ between runs of a table."""
+"""Settings with a column of their own in the plan; others that affect training are shown if they differ."""
 ON_GPU = "--dry-run --set engine.device=cuda --set engine.precision=bf16"
 """Options with which a machine with a GPU times a few steps of each kind of run, for runs that cannot be estimated."""
 ASK_FROM = 3600.0
@@ -328,7 +328,8 @@ def _print_plan(plan: ReproductionPlan, work: RemainingWork) -> None:
     _print_work(plan, work)
     configs = [run.config for run in plan.runs if run.config.seed == plan.seeds[0]]
     settings = [flat_settings(config) for config in configs]
-    differing = [name for name in differing_names(settings) if name not in PLAN_SETTINGS]
+    trained = [name for name in differing_names(settings) if not name.startswith("evaluation.")]
+    differing = [name for name in trained if name not in PLAN_SETTINGS]
     rows = []
     for config, values in zip(configs, settings, strict=True):
         data, training, per_round = config.data, config.training, config.federation.clients_per_round
