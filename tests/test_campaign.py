@@ -183,6 +183,12 @@ def test_experiments_that_did_not_learn_come_last(campaign: ModuleType, tmp_path
     assert names()[0] == "fedavg-seed0", "a result under another protocol does not count"
 
 
+def test_first_seeds_come_first(campaign: ModuleType, tmp_path: Path) -> None:
+    options = campaign.parse_arguments(["--results", str(tmp_path), "--only", "fedwmsam/*", "eccv/*", "fedswa/*"])
+    seeds = [job.stage.seed for job, _ in campaign.Campaign(options).missing()]
+    assert seeds == sorted(seeds) and set(seeds) == {0, 1, 2}
+
+
 def test_the_hash_depends_on_values_and_not_on_names(campaign: ModuleType, tmp_path: Path) -> None:
     (job,) = campaign.queue(campaign.parse_arguments(["--only", JOB]))
     assert job.protocol_hash == "dbbc6518eb58c320"

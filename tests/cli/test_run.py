@@ -149,6 +149,11 @@ def test_results_on_validation_data_and_unseen_clients_are_shown(fedflat, small)
     assert document["last_validation_metrics"] == entry["validation"]
     assert document["last_unseen_metrics"] == entry["unseen"]
     assert f"{100 * entry['unseen']['ema']['accuracy']:.2f}" in shown
+    first, *others = Path("r/metrics.jsonl").read_text().splitlines()
+    best = json.loads(first)  # the best test value, but the lowest validation value
+    best["test"]["server"]["accuracy"], best["validation"]["server"]["accuracy"] = 0.99, 0.0
+    Path("r/metrics.jsonl").write_text("\n".join([json.dumps(best), *others, ""]))
+    assert library.load("r").summary().best == 0.99 and "99.00" not in fedflat("show", "r").stdout
     table = fedflat("compare", "fedavg", "fedprox", *small, *parts, "--seeds", 1, "--out", "c").stdout
     assert (
         "at best" in table
