@@ -83,6 +83,10 @@ class MachineFailed(UserError):
     """The machine failed, not the experiment: a full disk, a killed worker process; repeating the command may help."""
 
 
+class WorkerLost(MachineFailed):
+    """Worker processes were killed or had too little memory: by chance, or always with these settings."""
+
+
 class GpuFailed(UserError):
     """The GPU reported an error. This process can no longer use it, but a new one can."""
 

@@ -303,6 +303,15 @@ def test_a_virtual_partition_is_evaluated_on_its_first_clients(monkeypatch):
     assert (found["count"], found["of"]) == (20, 100_000)
 
 
+def test_an_earlier_model_has_no_own_statistics(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    more = STILL | {"partition": "iid", "clients": 5, "training__statistics": "own", "rounds": 2, "save_every": 1}
+    run = fedflat.run("fedavg", model=model, out=tmp_path / "run", **more)
+    earlier, last, final = (run.evaluate(on=("test", "clients"), rounds=rounds) for rounds in (1, 2, None))
+    assert "only after the last round" in earlier.missing["clients"] and earlier["test"] != last["test"]
+    assert last["clients"] == final["clients"]
+
+
 def test_models_that_normalise_by_batch():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     more = STILL | {"partition": "iid", "clients": 5, "training__statistics": "own"}

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import fedflat
 from fedflat.engines.problem.kernels import KernelError
-from fedflat.errors import GpuFailed, MachineFailed, SomeFailed, UserError
+from fedflat.errors import GpuFailed, MachineFailed, SomeFailed, UserError, WorkerLost
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import optuna_study, tune
 from fedflat.experiment.campaign.sweep import LockedRun
@@ -246,13 +247,24 @@ class Fails(Callback):
         raise self.error
 
 
-@pytest.mark.parametrize("kind", [MachineFailed, DamagedFile, ChangedInputs])
+@pytest.mark.parametrize("kind", [MachineFailed, WorkerLost, DamagedFile, ChangedInputs])
 def test_an_interrupted_trial_is_continued_by_the_next_command(kind: type[UserError], tmp_path: Path) -> None:
     needs_optuna()
     made = search(tmp_path, base=QUICK, tune={**ONE_TRIAL, "trials": 2})
     with pytest.raises(kind, match=r"^trial 0 was interrupted: no space left\. Repeat the command"):
         list(run_search(made, (Fails(kind("no space left")),)))
     assert [(trial.number, trial.state) for trial in run_search(made)] == [(0, "complete"), (1, "complete")]
+
+
+def test_a_trial_that_always_loses_its_workers_fails(tmp_path: Path) -> None:
+    """Otherwise a batch size that does not fit into memory would block the search for ever."""
+    needs_optuna()
+    made = search(tmp_path, base=QUICK, tune=ONE_TRIAL)
+    for _ in range(2):
+        loss = Fails(WorkerLost("a worker process was killed"))
+        with suppress(WorkerLost):
+            trials = list(run_search(made, (loss,)))
+    assert [(trial.state, trial.error) for trial in trials] == [("failed", "a worker process was killed")]
 
 
 def test_a_trial_with_invalid_settings_fails(tmp_path: Path) -> None:

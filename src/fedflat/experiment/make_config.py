@@ -21,7 +21,7 @@ from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.setup.problem import name_user_objects
 from fedflat.experiment.store.files import read_yaml
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.registry import load_unchanged
+from fedflat.registry import loaded_plugins
 from fedflat.setting_names import SHORT_NAMES, flat, full_name, parse_flatness, unknown_setting
 from fedflat.yaml_text import load_yaml
 
@@ -121,7 +121,7 @@ def make_config(
         for setting, value in flat(read_yaml(Path(base))):
             _check_once(setting, f"{value!r}", in_file)
             _set(values, setting, value)
-        _load_plugins(Path(base))
+        _warn_about_plugins(Path(base))
     assigned: dict[str, str] = {}
     for name, value in (settings or {}).items():
         _check_name(name)
@@ -137,14 +137,18 @@ def make_config(
     return parse_config(values)
 
 
-def _load_plugins(file: Path) -> None:
-    """Load the plugins of the run whose ``config.yaml`` is ``file``; warn about those that are missing or changed."""
+def _warn_about_plugins(file: Path) -> None:
+    """Name the plugins of the run whose ``config.yaml`` is ``file`` that are not loaded.
+
+    They are not loaded here, because settings may come from someone else and must not execute code.
+    """
     if file.name != "config.yaml":
         return
     # A plugin may have been imported by the user's script, or loaded from another folder.
-    plugins = RunFolder(file.parent).plugins().items()
-    for reason in load_unchanged((path, digest) for path, digest in plugins if Path(path).stem not in sys.modules):
-        warnings.warn(f"a plugin of {file} is not loaded: {reason}; pass it with --plugin if needed", stacklevel=3)
+    loaded = {Path(path).stem for path in loaded_plugins()} | sys.modules.keys()
+    for path in RunFolder(file.parent).plugins():
+        if Path(path).stem not in loaded:
+            warnings.warn(f"{file} may need the plugin {path}; pass it with --plugin {path}", stacklevel=3)
 
 
 def _drop_unsuitable_clients(data: dict[str, Any]) -> None:

@@ -35,15 +35,17 @@ def clean(
 
     Example: fedflat clean runs --yes
     """
-    from fedflat.experiment.store.cleanup import DEFAULT_PARTS, find_runs, needs_checkpoint, removable, remove
+    from fedflat.experiment.store.cleanup import DEFAULT_PARTS, find_runs, removable, remove
     from fedflat.experiment.store.files import LockedError
+    from fedflat.experiment.store.final_models import has_restorable_models
+    from fedflat.experiment.store.run_folder import RunFolder
 
     parts = tuple(part for part in DEFAULT_PARTS if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
     # ``removable`` returns None for runs that are unfinished or have nothing to remove.
-    cleanable = [files for files in (removable(run, parts) for run in runs) if files is not None]
+    cleanable = [files for files in (removable(run, parts, thorough=yes) for run in runs) if files is not None]
     for run in sorted({*runs} - {files.run for files in cleanable}):
-        if needs_checkpoint(run):
+        if has_restorable_models(RunFolder(run), thorough=yes):
             print(
                 f"fedflat: {run} is skipped, because a final model is missing or damaged; write it again from the "
                 f"checkpoint: fedflat resume {quote(str(run))}",

@@ -51,7 +51,7 @@ PLAN_SETTINGS = (
     "training.rounds",
 )
 """Settings with a column of their own in the plan; others that affect training are shown if they differ."""
-ON_GPU = "--dry-run --set engine.device=cuda --set engine.precision=bf16"
+ON_GPU = "--set engine.device=cuda --set engine.precision=bf16"
 """Options with which a machine with a GPU times a few steps of each kind of run, for runs that cannot be estimated."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
@@ -315,8 +315,9 @@ def _print_work(plan: ReproductionPlan, work: RemainingWork, stderr: bool = Fals
         lines["skipped cells need"] = "; ".join(needs)
     if not plan.deviations.small:
         has_weights = not any(cell.weights for cell in plan.cells if cell.name in plan.not_runnable)
-        command = f"fedflat reproduce {plan.table.full_name} {ON_GPU}{'' if has_weights else ' --set init=FILE'}"
-        lines |= _not_estimated([time, skipped_time], f"to time a few steps on a GPU, with the data: {command}")
+        options = f"{ON_GPU}{'' if has_weights else ' --set init=FILE'}"
+        remedy = f"to time a few steps on a GPU, with the data, repeat this command with {options}"
+        lines |= _not_estimated([time, skipped_time], remedy)
     screen(stderr).print(key_values(lines))
 
 
@@ -356,7 +357,7 @@ def _print_total(plans: Sequence[ReproductionPlan]) -> None:
         if skipped:
             count = counted(len(skipped), "further run")
             total["skipped cells need"] = f"{count}; time: {_shown_gpu_time(skipped_time)}"
-        total |= _not_estimated([time, skipped_time], "each table names a command")
+        total |= _not_estimated([time, skipped_time], "the list of each table says how")
     screen().print(key_values(total))
 
 

@@ -106,15 +106,17 @@ def _print_plan(search: Search, as_json: bool) -> None:
 def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
     """Print the best settings with their validation and test metric."""
     from fedflat.cli.shared.several_runs import assignments_text
+    from fedflat.experiment.store.run_folder import RunFolder
 
     metric, config = chosen["metric"], quote(f"{chosen['folders'][0]}/config.yaml")
+    plugins = "".join(f" --plugin {quote(path)}" for path in RunFolder(Path(chosen["folders"][0])).plugins())
     results = {
         f"validation {with_unit(metric)}": f"{shown_metric(chosen['validation'], metric)} (optimistic)",
         f"test {with_unit(metric)}": f"{shown_metric(fmean(chosen['test']), metric)} (evaluated once)",
         "trial": chosen["trial"],
         "folder": search.out,
         "next": f"fedflat report {quote(str(search.out))}",
-        "new seed": f"fedflat run --config {config} --seed {max(search.tune.seeds) + 1}",
+        "new seed": f"fedflat run --config {config} --seed {max(search.tune.seeds) + 1}{plugins}",
     }
     title = f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {assignments_text(chosen['settings'])}"
     print_section(title, key_values(results))

@@ -24,7 +24,7 @@ from fedflat.engines.round.client import ClientReport, train_client, write_full_
 from fedflat.engines.round.cohort import CohortEngine
 from fedflat.engines.round.cohort_buffers import Arrays, CohortBuffers, to_arrays, to_tensors
 from fedflat.engines.round.contract import Client, ClientRound, Cost, ModelState, Outcome, Training
-from fedflat.errors import MachineFailed, UserError
+from fedflat.errors import UserError, WorkerLost
 from fedflat.operating_system import KEEPS_FREED_MEMORY, keep_freed_memory
 from fedflat.processes import (
     PATIENCE,
@@ -252,7 +252,7 @@ class ProcessPool:
                     results[busy.pop(child)] = result
                     start_next(child)
         except ChildDied as death:
-            raise MachineFailed(
+            raise WorkerLost(
                 f"a worker process {death}; use fewer workers (--workers 1) or a smaller batch size, "
                 "then continue with fedflat resume"
             ) from None
@@ -307,7 +307,7 @@ def explain_full_shared_memory() -> Iterator[None]:
         if "</torch_" not in str(error):  # the name of the file that torch could not create
             raise
         reason = str(error).rpartition(": ")[2].lower()
-        raise MachineFailed(
+        raise WorkerLost(
             f"data and weights do not fit into the shared memory of the worker processes ({reason}); enlarge /dev/shm "
             "(in Docker with --shm-size=8g) or use --workers 1, then continue with fedflat resume"
         ) from None

@@ -12,7 +12,7 @@ from fedflat.engines.ray.cluster import Device, check_head
 from fedflat.engines.ray.messages import ProblemSource, WorkerInfo
 from fedflat.engines.ray.scheduling import WorkerHandle, WorkItem, WorkQueue
 from fedflat.engines.ray.worker import Worker, fedflat_version, version_mismatch
-from fedflat.errors import MachineFailed, UserError, first_line
+from fedflat.errors import MachineFailed, UserError, WorkerLost, first_line
 
 MOST_LOSSES = 2
 """How often the worker of the same item may be lost before the run stops with an error."""
@@ -166,7 +166,7 @@ class WorkerPool:
             self._remove(item.worker)
             item.losses += 1
             if item.losses > MOST_LOSSES:
-                raise MachineFailed(
+                raise WorkerLost(
                     f"the same clients have lost {item.losses} Ray workers, most likely because memory ran out "
                     f"({first_line(loss)}); use fewer workers per machine or a smaller batch size, "
                     "then continue with fedflat resume"

@@ -50,6 +50,8 @@ PARTS = {
 }
 """The parts of an evaluation by name, with what each is measured on."""
 
+PARTS_WITH_STATISTICS = ("clients", "domains", "fine-tuned", "fine-tuned-unseen")
+"""Parts that use the clients' own BatchNorm statistics, if they have any."""
 Corruptions = Mapping[str, Mapping[int, Examples]]
 """Corrupted test sets, by corruption and severity."""
 Part = dict[str, Any]
@@ -139,13 +141,17 @@ def evaluate(
     model = require_model(record, average)
     problem, partition = reopen(record, dataset=dataset, network=network, task=task)
     state = state_of(record, model, problem, rounds)
-    statistics = client_statistics(record) if rounds is None else {}  # saved only at the end of the run
+    is_final = rounds in (None, record.rounds)
+    statistics = client_statistics(record) if is_final else {}  # saved only at the end of the run
     evaluator = _Evaluator(
         record.config, problem, partition, state, fine_tuning or FineTuning(), corruptions, statistics
     )
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning reseeds the caller's generator
         for name in names:
+            if name in PARTS_WITH_STATISTICS and not is_final and record.config.training.statistics == "own":
+                missing[name] = "clients' own BatchNorm statistics are saved only after the last round"
+                continue
             progress(name)
             compute_part = getattr(evaluator, name.replace("-", "_"))
             try:

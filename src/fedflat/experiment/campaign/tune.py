@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from fedflat.engines.problem.kernels import KernelError
 from fedflat.engines.problem.task import lower_is_better
-from fedflat.errors import GpuFailed, MachineFailed, UserError
+from fedflat.errors import GpuFailed, MachineFailed, UserError, WorkerLost
 from fedflat.experiment.analysis.reopen import primary_model
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign.compare import parallel_runs
@@ -71,6 +71,8 @@ from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.processes import ChildDied, ChildKilled, ChildProcess, close_children, sendable_error, wait_for_any
 from fedflat.setting_names import flat
 
+WORKER_LOST = "worker-lost"
+"""File in a trial's folder that notes the first loss of a worker process."""
 BEST = "best.json"
 """The file with the best trial and its test scores."""
 
@@ -381,6 +383,11 @@ def _run_trial(search: Search, study: Study, number: int, callbacks: tuple[Callb
     except (LockedError, KernelError):  # user errors, but not failures of the trial
         raise
     except (MachineFailed, DamagedFile, ChangedInputs) as error:  # nor are these
+        if isinstance(error, WorkerLost):  # unless it happens again, as if the trial's values were the reason
+            marker = search.folder(number) / WORKER_LOST
+            if marker.exists():
+                return finish("failed", error=str(error))
+            write_atomically(marker, f"{error}\n")
         raise type(error)(
             f"trial {number} was interrupted: {error}. Repeat the command to continue the search"
         ) from error

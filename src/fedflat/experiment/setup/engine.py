@@ -35,6 +35,8 @@ from fedflat.experiment.config import Config
 from fedflat.experiment.setup.privacy import mechanism_of
 from fedflat.experiment.setup.problem import build_problem, device_of
 from fedflat.experiment.setup.timing import step_limit
+from fedflat.experiment.store.checkpoint import newest_checkpoint
+from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.models import classifier_parameters
 from fedflat.models.mlp import Mlp
@@ -179,14 +181,15 @@ def decide_compile(
         try:
             problem.use_kernels(config.training.batch_size)
         except KernelError as error:
-            if recorded is not None and recorded.engine.compile == "on":
+            if recorded is not None and recorded.engine.compile == "on" and _began_with_kernels(path):
                 raise KernelError(
                     f"cannot resume the run in {path}: it began with fedflat's kernels (engine.compile=on), with which "
                     f"results differ from torch's, but {error}; restore the C++ compiler with which it began, or start "
                     "again in another folder with engine.compile=off"
                 ) from None
             warnings.warn(f"{error}; training continues with torch's kernels, which are slower", stacklevel=3)
-            should_compile = False
+    if uses_loop_on_cpu:  # without kernels, there is nothing to compile
+        should_compile = problem.kernel_source is not None
     return config.changed(engine={"compile": "on" if should_compile else "off"})
 
 
@@ -197,7 +200,7 @@ def require_same_compile(path: Path | None, config: Config, recorded: Config) ->
     """
     ours, theirs = config.engine.compile, recorded.engine.compile
     may_use_gpu = config.engine.device == "cuda" or (config.engine.device == "auto" and torch.cuda.is_available())
-    if may_use_gpu or "auto" in (ours, theirs) or ours == theirs:
+    if may_use_gpu or theirs != "on" or ours != "off":  # a run that began without kernels continues without them
         return
     raise KernelError(
         f"the run in {path} recorded engine.compile={theirs}, but engine.compile={ours} is given, with which results "
@@ -205,13 +208,19 @@ def require_same_compile(path: Path | None, config: Config, recorded: Config) ->
     )
 
 
+def _began_with_kernels(path: Path | None) -> bool:
+    """Whether the run in ``path`` used CPU kernels up to its last checkpoint, or has none; a GPU uses other kernels."""
+    checkpoint = None if path is None else newest_checkpoint(RunFolder(path))
+    return checkpoint is None or "compile" in checkpoint.header
+
+
 def _should_compile(config: Config, problem: Problem, partition: Partition, recorded: Config | None) -> bool:
     """Whether to compile, according to the config, the resumed run's ``recorded`` config or the length of the run."""
     engine, training = config.engine, config.training
-    if engine.compile != "auto":
-        return engine.compile == "on"
     if recorded is not None and recorded.engine.compile != "auto":
         return recorded.engine.compile == "on"
+    if engine.compile != "auto":
+        return engine.compile == "on"
     on_gpu = problem.device.type == "cuda"
     uses_lanes = engine.name == "lanes" or (
         engine.name == "auto" and on_gpu and not isinstance(problem.data.train.inputs, StreamedTensor)

@@ -151,7 +151,7 @@ def write_checkpoint(
     }
     if frozen:
         header["frozen"] = frozen
-    if config.engine.compile == "on":
+    if config.engine.compile == "on" and server.model.weights.device.type == "cpu":
         header["compile"] = "on"
     if timeline.values:
         header["timeline"] = timeline.values

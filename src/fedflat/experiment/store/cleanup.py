@@ -12,7 +12,7 @@ from pydantic import Field
 from fedflat.errors import UserError, no_folder
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.files import LOCK_FILE, explain_os_error, locked
-from fedflat.experiment.store.final_models import unreadable_model
+from fedflat.experiment.store.final_models import has_restorable_models
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import RunFolder
 
@@ -64,24 +64,19 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
         yield from runs
 
 
-def removable(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> Removable | None:
+def removable(run: Path, parts: Iterable[str] = DEFAULT_PARTS, thorough: bool = False) -> Removable | None:
     """The parts (checkpoint, snapshots, models) that a finished run still has, with their sizes.
 
     None if the run has not ended or has none of the requested ``parts``, or if its checkpoint replaces a lost model.
+    With ``thorough``, models are also read, so that damaged ones are noticed.
     """
     if not RunFolder(run).has_ended:
         return None
     sizes = {part: sum(map(_size, _paths(run, part))) for part in parts}
     non_empty = {part: size for part, size in sizes.items() if size}
-    if "checkpoint" in non_empty and "models" not in sizes and needs_checkpoint(run):
+    if "checkpoint" in non_empty and "models" not in sizes and has_restorable_models(RunFolder(run), thorough):
         return None
     return Removable(run, non_empty) if non_empty else None
-
-
-def needs_checkpoint(run: Path) -> bool:
-    """Whether a finished run has a checkpoint and a final model that cannot be read."""
-    folder = RunFolder(run)
-    return folder.has_ended and bool(_paths(run, "checkpoint")) and unreadable_model(folder) is not None
 
 
 def remove(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> int:
@@ -99,7 +94,7 @@ def remove_locked(run: Path, parts: Iterable[str]) -> int:
     folder = RunFolder(run)
     try:
         folder.acquire_lock()
-        existing = removable(run, parts)
+        existing = removable(run, parts, thorough=True)
         if existing is None:
             return 0
         delete_parts(run, existing.parts)

@@ -8,8 +8,8 @@ from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.run_folder import STATISTICS_FILE, RunFolder, model_file
 
 
-def unreadable_model(folder: RunFolder) -> UserError | None:
-    """The error for the first final model of an ended run that is missing or cannot be read; None if all can be."""
+def _is_model_lost(folder: RunFolder, thorough: bool) -> bool:
+    """Whether a final model of an ended run is missing or, if ``thorough``, damaged."""
     try:
         history = folder.metrics()
     except DamagedFile:
@@ -18,15 +18,23 @@ def unreadable_model(folder: RunFolder) -> UserError | None:
     if (folder.path / STATISTICS_FILE).exists():
         files.append(STATISTICS_FILE)
     for file in files:
+        if not (folder.path / file).exists():
+            return True
         try:
-            folder.read_tensors(file)
-        except UserError as error:
-            return error
-    return None
+            if thorough:
+                folder.read_tensors(file)
+        except DamagedFile:
+            return True
+        except UserError:
+            return False
+    return False
 
 
-def has_restorable_models(folder: RunFolder) -> bool:
-    """Whether a final model of an ended run is missing or damaged, and resuming from the checkpoint writes it again."""
+def has_restorable_models(folder: RunFolder, thorough: bool = True) -> bool:
+    """Whether a final model of an ended run is lost, and resuming from the checkpoint writes it again.
+
+    With ``thorough``, models are read, and damaged ones count as lost, too.
+    """
     if not folder.has_ended or folder.has_real_sites or not has_checkpoint(folder):
         return False
-    return isinstance(unreadable_model(folder), DamagedFile)
+    return _is_model_lost(folder, thorough)
