@@ -146,7 +146,7 @@ def test_probes_are_compiled_if_the_run_is(monkeypatch: pytest.MonkeyPatch) -> N
     probed: list[str] = []
     monkeypatch.setattr(setup_engine, "compiler", lambda: "c++")
     monkeypatch.setattr(Problem, "suits_kernels", lambda *_: True)
-    monkeypatch.setattr(Problem, "use_kernels", lambda *_: None)
+    monkeypatch.setattr(Problem, "use_kernels", lambda problem, _: setattr(problem, "kernel_source", object()))
     monkeypatch.setattr(estimate, "_execute_quietly", lambda run, rounds: probed.append(run.config.engine.compile))
     monkeypatch.setattr(estimate, "probe", lambda made: probed.append(made.engine.compile) or FAST)
     for rounds in (2, 1000):
