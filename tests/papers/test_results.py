@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.run_model import open_model
+from fedflat.experiment.store.run_folder import load_record
 from fedflat.papers import find_table, papers
 from fedflat.papers.claims import check_claims, claim_verdict
 from fedflat.papers.ledger import UNKNOWN_PROTOCOL, Ledger, deviations_of
@@ -264,4 +266,10 @@ def test_eigenvalues_are_recorded_only_if_measured(fedflat):  # noqa: F811
     arguments = (*SMALL, "--rounds", "1", "--record", "results")
     assert fedflat("reproduce", "eccv/table2", "--cells", "cifar100-fedsam/alpha-0-5cl", *arguments).exit_code == 0
     (result,) = read_results(Path("results"))
-    assert {key.partition("/")[0] for key in result.cells} == {"table2", "table5", "table6"}
+    assert {key.partition("/")[0] for key in result.cells} == {"table2", "table5", "table6"} and not result.spectra
+
+    assert fedflat("reproduce", "eccv/table1", "--cells", "fedsam/lambda-max-alpha-0", *arguments).exit_code == 0
+    spectrum = next(result.spectra["server"] for result in read_results(Path("results")) if result.spectra)
+    run = load_record(next(Path("runs").rglob("measured.json")).parent)
+    (objective,) = open_model(run).objectives(examples=spectrum["examples"])
+    assert spectrum["loss"] == pytest.approx(float(objective.loss()), rel=1e-4)

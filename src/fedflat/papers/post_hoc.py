@@ -35,6 +35,8 @@ from fedflat.papers.small import EXAMPLES, corrupted
 
 FILE = "measured.json"
 """In the folder of a run: all measurements of its models, by name."""
+SPECTRUM = "spectrum, {model}"
+"""Name of the measurement of a model's Hessian eigenvalues."""
 EVERY_CLIENT = 1_000_000
 """A number of clients that no dataset exceeds."""
 SMALL_SAMPLE = {"clients": 10, "examples": 20}
@@ -72,6 +74,22 @@ def measure(record: Record, queries: Iterable[ModelQuery], small: bool = False) 
 
 def _eigenvalues_needed(query: ModelQuery) -> int:
     return query.statistic.needed if isinstance(query.statistic, Eigenvalue) else 0
+
+
+def measured_spectra(record: Record) -> dict[str, dict[str, Any]]:
+    """Return the Hessian eigenvalues that ``measure`` has computed, with the training loss at which, by model.
+
+    Eigenvalues of two models can only be compared if their losses are known.
+    """
+    file = record.folder.path / FILE if record.folder else None
+    stored = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
+    names = ("loss", "gradient_norm", "eigenvalues", "converged", "examples")
+    prefix = SPECTRUM.format(model="")
+    return {
+        key.removeprefix(prefix): {name: values[name] for name in names}
+        for key, values in stored.items()
+        if key.startswith(prefix)
+    }
 
 
 class _ModelMeasurements:
@@ -140,7 +158,7 @@ class _ModelMeasurements:
         def suffices(stored: dict[str, Any]) -> bool:
             return len(stored.get("eigenvalues", ())) >= needed
 
-        return self._cached(f"spectrum, {model}", measure_spectrum, suffices)
+        return self._cached(SPECTRUM.format(model=model), measure_spectrum, suffices)
 
     def _client_curvature(self) -> dict[str, Any]:
         """Train the next round's cohort from the final model; measure each local model's curvature on its own data."""

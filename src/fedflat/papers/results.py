@@ -29,6 +29,7 @@ from fedflat.papers.library import PaperTable, find_cell, papers
 from fedflat.papers.numbers import Best, Last, Mean, RoundsTo
 from fedflat.papers.outcome import MeasuredRun, number_of
 from fedflat.papers.plan import PlannedExperiment, ReproductionPlan, model_query
+from fedflat.papers.post_hoc import measured_spectra
 from fedflat.papers.protocol import ProtocolValues, protocol_hash, protocol_of
 from fedflat.papers.schema import PaperData
 from fedflat.reporting.tables.summary import rounds_to, series, summarise
@@ -87,6 +88,8 @@ class StoredResult(PaperData):
     metrics: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
     """Last, best and mean value by model."""
     final: dict[str, Number | None] = Field(default_factory=dict)
+    spectra: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Hessian eigenvalues by model, with the training loss at which they were measured."""
     protocol: ProtocolValues
     protocol_hash: str
     selection: str = ""
@@ -131,8 +134,8 @@ class StoredResult(PaperData):
 
     def without_curves(self) -> StoredResult:
         """Return a copy with only what the ledger and the estimates of GPU time need."""
-        unneeded_costs = {"backward_passes", "bytes_up", "bytes_down", "note"}
-        unneeded = dict.fromkeys(("metrics", "final", "curve", "curve_rounds"), True) | {"cost": unneeded_costs}
+        unneeded: dict[str, Any] = dict.fromkeys(("metrics", "final", "spectra", "curve", "curve_rounds"), True)
+        unneeded["cost"] = {"backward_passes", "bytes_up", "bytes_down", "note"}
         values = self.model_dump(exclude=unneeded, exclude_unset=True)
         needed = ("rounds", "eval_every", "precision")
         values["protocol"] = {key: value for key, value in self.protocol.items() if key in needed}
@@ -178,6 +181,7 @@ def make_result(
         metric=run.metric,
         metrics=models,
         final={name: _rounded(value) for name, value in last["test"]["server"].items()},
+        spectra=measured_spectra(record),
         protocol=protocol,
         protocol_hash=protocol_hash(protocol),
         cost=RunCost(
