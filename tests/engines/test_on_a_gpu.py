@@ -173,13 +173,15 @@ def test_a_compiled_step_agrees_with_the_loop() -> None:
     [*((text, "cnn") for text in ("fedavg", "fedsam", "fedwmsam", "scaffold", "fedmoswa")), ("fedavg", "resnet20")],
 )
 def test_compiled_steps_learn_equally_well(text: str, model: str, precision: str) -> None:
-    """Over many steps and batches; rounding alone changes FedSAM by a tenth, in bf16 by a fifth."""
-    data, moved = bright(RandomImages(size=2000).dataset()), []
+    """Over several steps. Rounding alone changes ten steps of FedSAM by a tenth, in bf16 by a fifth, and those of
+    ResNet-20 by a third.
+    """
+    data, moved, steps = bright(RandomImages(size=2000).dataset()), [], 3 if model == "resnet20" else 10
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the local step")
         for compile in ("off", "on"):
             engine = {"name": "lanes", "device": "cuda", "compile": compile, "precision": precision}
-            run = Run(experiment(text, engine, steps=10, model=model), data=data)
+            run = Run(experiment(text, engine, steps=steps, model=model), data=data)
             start = run.server.model.weights.clone()
             moved.append(run.execute().models["server"].weights - start)
     plain, compiled = moved

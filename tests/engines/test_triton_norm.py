@@ -1,6 +1,9 @@
 """The Triton kernels of GroupNorm, on a GPU or in Triton's interpreter.
 
-Without a GPU: ``pip install triton`` and ``TRITON_INTERPRET=1 pytest tests/engines/test_triton_norm.py``.
+Without a GPU, with the version of Triton that belongs to torch 2.11 (3.9 fails)::
+
+    pip install triton==3.6.0
+    TRITON_INTERPRET=1 pytest tests/engines/test_triton_norm.py
 """
 
 from __future__ import annotations

@@ -102,15 +102,17 @@ class LaneEngine(CohortEngine):
         integer_buffers: dict[str, Tensor],
     ) -> list[ClientReport]:
         """Train the clients whose inputs are in ``cohort_buffers``, as many at once as fit on the GPU."""
-        lanes = list(self.lanes)  # lanes that are given up during the round may still have work queued
-        self._lanes_wait_for_main_stream()
+        streams = [lane.stream for lane in self.lanes if lane.stream is not None]  # a lane has none on a CPU
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
         rows_and_clients = list(enumerate(cohort))
         reports: list[ClientReport] = []
         with tf32_allowed(self.problem.tf32):  # a captured step keeps the precision that it was captured with
             while len(reports) < len(cohort):
                 remaining = rows_and_clients[len(reports) :]
                 reports += self._train_concurrently(training, round, remaining, integer_buffers)
-        self._main_stream_waits_for(lanes)
+        for stream in streams:  # also those of lanes that were given up during the round
+            torch.cuda.current_stream().wait_stream(stream)
         return reports
 
     def _train_concurrently(
@@ -166,6 +168,8 @@ class LaneEngine(CohortEngine):
                 f"lower training.batch_size (now {training.plan.batch_size}), use engine.precision=bf16, or choose a "
                 "smaller model"
             )
+        if lane.stream is not None:
+            torch.cuda.synchronize()  # the lanes' last kernels must end before their memory is used again
         self.lanes = self.lanes[: max(1, fitting)]
         self.is_short_of_memory = True
         torch.cuda.empty_cache()
@@ -181,18 +185,6 @@ class LaneEngine(CohortEngine):
             (round, number): ClientBatches(self.problem, training, ClientRound(round, number, indices))
             for number, indices in clients
         }
-
-    def _lanes_wait_for_main_stream(self) -> None:
-        """Make the lanes' CUDA streams wait for the work queued so far; a lane has no stream on a CPU."""
-        for lane in self.lanes:
-            if lane.stream is not None:
-                lane.stream.wait_stream(torch.cuda.current_stream())
-
-    def _main_stream_waits_for(self, lanes: list[Lane]) -> None:
-        """Make further work wait for everything queued on the lanes' CUDA streams; a lane has no stream on a CPU."""
-        for lane in lanes:
-            if lane.stream is not None:
-                torch.cuda.current_stream().wait_stream(lane.stream)
 
     def evaluate(
         self, models: dict[str, ModelState], examples: dict[str, Any]

@@ -142,6 +142,7 @@ class Lane:
         self._graphs: dict[int, Callable[[], None]] = {}
         self._begin: Callable[[], None] | None = None
         self._finish: Callable[[], None] | None = None
+        self._uncaptured: set[int] = set()  # batch sizes whose step does not fit into a graph
         self._uses: Counter[int] = Counter()  # batches seen, by size
         # Static tensors of the loaded client; k is the number of its next step.
         self.client = {name: torch.zeros_like(rows[0]) for name, rows in cohort_buffers.client_states.items()}
@@ -208,19 +209,20 @@ class Lane:
         self._begin = self._begin or self._captured(self._begin_client)
         self._begin()
         self._uses.update(batches.sizes)
-        for size in sorted(self._sizes_to_capture() - set(self._graphs)):
+        for size in sorted(self._sizes_to_capture() - self._graphs.keys() - self._uncaptured):
             self._capture_step(size)
             self._begin()  # warming up the step has changed the client's state
             self._load_buffers(row, integer_buffers)
 
     def _capture_step(self, size: int) -> None:
-        """Capture the step for a batch size; if that for a small batch does not fit, it stays uncaptured."""
+        """Capture the step for a batch size; a small batch stays uncaptured if it fits only without a graph."""
         try:
             self._graphs[size] = self._captured(partial(self._step, size))
-        except DoesNotFit:
-            if size == self.training.plan.batch_size:
+        except DoesNotFit as shortage:
+            fits_uncaptured = shortage.needed is not None
+            if size == self.training.plan.batch_size or not fits_uncaptured:
                 raise
-            self._graphs[size] = partial(self._step, size)
+            self._uncaptured.add(size)
 
     @property
     def step_count(self) -> int:
@@ -277,7 +279,7 @@ class Lane:
         """
         steps = len(batches.sizes)
         if not self.batches or len(self.batches["indices"]) < steps:
-            self._graphs = {}
+            self._graphs, self._uncaptured = {}, set()
             room = HEADROOM * steps
             self.batches = {
                 name: torch.zeros((room, *tensor.shape[1:]), dtype=tensor.dtype, device=self.k.device)
