@@ -64,9 +64,11 @@ def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: 
 
 def similar_file(path: Path) -> str:
     """A hint for a missing file, such as `` (did you mean wine.npz?)``; empty if its folder has no similar name."""
-    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    files = path.parent.iterdir() if path.parent.is_dir() else ()
+    # Suffixes would make any two YAML files similar; they only decide between files of the same stem.
+    name_of = {file.stem: file.name for file in sorted(files, key=lambda file: file.suffix == path.suffix)}
+    close = difflib.get_close_matches(path.stem, name_of, n=1)
+    return f" (did you mean {name_of[close[0]]}?)" if close else ""
 
 
 def no_folder(path: Path, expected: str) -> UserError:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from fedflat.experiment.store.cleanup import remove
 from fedflat.experiment.store.files import LOCK_FILE
 
 KEPT = {"config.yaml", "status.json", "partition.json", "metrics.jsonl", "timing.jsonl", "curve.png"}
@@ -83,13 +84,21 @@ def test_the_only_copy_of_a_final_model_is_kept(fedflat, runs):
     content = lost.read_bytes()
     lost.unlink()
     before = files(runs)
+    snapshot = "over/models/round-000001.safetensors"
     for arguments in ((), ("--yes",)):
         result = fedflat("clean", runs, *arguments)
-        assert result.exit_code == 0 and files(runs) == before and "Nothing to remove" in result.stdout
-        assert "over is skipped, because a final model is missing" in result.stderr
+        assert result.exit_code == 0
+        assert "over is kept, because a final model is missing" in result.stderr and "fedflat resume" in result.stderr
+    assert before.keys() - files(runs).keys() == {snapshot}
     assert "fedflat resume" in fedflat("evaluate", runs / "over").stderr
     assert "written again" in fedflat("resume", runs / "over").stderr and lost.read_bytes() == content
     assert "removed" in fedflat("clean", runs, "--yes").stdout and not list(runs.glob("over/checkpoint/*.safetensors"))
+
+
+def test_models_removed_on_request_do_not_count_as_lost(fedflat, runs):
+    assert remove(runs / "over", ["models"])
+    result = fedflat("clean", runs, "--yes")
+    assert not result.stderr and "removed" in result.stdout and set(files(runs / "over")) == KEPT
 
 
 @pytest.mark.parametrize(

@@ -111,14 +111,18 @@ def test_downloads_and_corruptions_by_natural_names(fedflat, monkeypatch):
 def test_a_mistaken_path_is_corrected(fedflat):
     np.savez("wine.npz", X=np.zeros((4, 2)), y=np.arange(4))
     (Path("pets") / "cat").mkdir(parents=True)
+    Path("mine.yaml").write_text("base: {rounds: 2}\ntune: {trials: 2}\n")
     library.run("fedavg", out=Path("demo") / "fedavg", rounds=1, local_steps=1, workers=1)
     for arguments, correction in (
         (("data", "describe", "pets"), "images(path=pets)"),
         (("data", "describe", "images(path=pet)"), "did you mean pets?"),
         (("data", "describe", "wines.npz"), "did you mean wine.npz?"),
+        (("run", "fedavg", "--config", "mine.yml"), "did you mean mine.yaml?"),
+        (("run", "fedavg", "--config", "mine.yaml"), "mine.yaml has the key tune; use fedflat tune FILE"),
         (("data", "describe", "wine.npz"), "expected inputs and targets"),
         (("flatness", "spectrum", "demo"), str(Path("demo") / "*")),
     ):
         result = fedflat(*arguments)
         assert result.exit_code != 0 and correction in " ".join(result.stderr.split()), result.stderr
+    assert "did you mean" not in fedflat("run", "fedavg", "--config", "other.yaml").stderr
     assert "mean 0.305" in fedflat("data", "describe", "digits").stdout

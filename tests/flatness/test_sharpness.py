@@ -150,6 +150,8 @@ def test_which_tensors_are_scaled() -> None:
 
 def test_sharpness_grows_with_the_radius() -> None:
     objective = case("batch norm").objective()
+    results = [sharpness_of(objective, "sam", rho=rho) for rho in (2, np.int64(2), torch.tensor(2.0))]
+    assert len({result.value for result in results}) == 1 and all(type(result.rho) is float for result in results)
     rises = [sharpness_of(objective, "sam", rho=rho, steps=10).value for rho in (0.01, 0.05, 0.2, 0.5)]
     assert rises == sorted(rises) and rises[0] > 0
 

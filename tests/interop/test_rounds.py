@@ -238,9 +238,11 @@ def test_clients_of_a_dataset_keep_their_examples_unless_told_otherwise() -> Non
     made, settings = from_clients(clients(3)), {"model": module(), "rounds": 1, "workers": 1}
     config = fedflat.run("fedavg", dataset=made, **settings).config
     assert (config.data.partition, config.data.clients, config.federation.clients_per_round) == ("natural", 3, 3)
-    assert fedflat.run("fedavg", dataset=made, clients=3, **settings).config.data.partition == "natural"
+    for same in ({"clients": 3}, {"data__clients": 3}, {"clients": None}):
+        assert fedflat.run("fedavg", dataset=made, **same, **settings).config.data.partition == "natural"
     settings["clients_per_round"] = 2
-    for given in ({"partition": "iid", "clients": 2}, {"data": {"clients": 2}}, {"base": Config(**FEW)}):
+    few = ({"partition": "iid", "clients": 2}, {"data": {"clients": 2}}, {"data__clients": 2}, {"base": Config(**FEW)})
+    for given in few:
         changed = fedflat.run("fedavg", dataset=made, **settings, **given).config.data
         assert changed.partition != "natural" and changed.clients == 2
 

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def make_config(
     Args:
         base: a YAML file or config to start from; default: the defaults. Its number of clients is not inherited if the
             partition is overridden by one that determines the number, or determined it and the new one does not. The
-            plugins of a run's ``config.yaml`` are loaded.
+            plugins of a run's ``config.yaml`` are not loaded, but a warning names them.
         settings: values by short name (``lr``) or full name (``training__lr`` or ``training.lr``).
         assignments: further settings as ``a.b=value``, as on the command line.
     """
@@ -118,7 +118,9 @@ def make_config(
                 f"base is {describe_type(base)}; expected a YAML file or a config; pass settings as rounds=50"
             )
         in_file: dict[str, str] = {}
-        for setting, value in flat(read_yaml(Path(base))):
+        content = read_yaml(Path(base))
+        suggest_command(base, content)
+        for setting, value in flat(content):
             _check_once(setting, f"{value!r}", in_file)
             _set(values, setting, value)
         _warn_about_plugins(Path(base))
@@ -131,10 +133,17 @@ def make_config(
     for assignment in assignments:
         _check_once(full_name(assignment.partition("=")[0].strip()), assignment, assigned)
         assign(values, assignment)
-    given = _given(settings or {}) | assigned.keys()
+    given = _given(settings or {}).keys() | assigned.keys()
     if "data.partition" in given and "data.clients" not in given:
         _drop_unsuitable_clients(values["data"])
     return parse_config(values)
+
+
+def suggest_command(file: object, keys: Collection[str]) -> None:
+    """Raise a ``UserError`` if a file has a key of the files that ``tune``, ``discover`` or ``sweep`` read."""
+    for key, command in (("tune", "tune"), ("slots", "discover"), ("grid", "sweep"), ("list", "sweep")):
+        if key in keys:
+            raise UserError(f"{file} has the key {key}; use fedflat {command} FILE")
 
 
 def _warn_about_plugins(file: Path) -> None:
@@ -171,9 +180,9 @@ def keep_clients(settings: dict[str, Any], clients: int, has_base: bool) -> dict
     return {name: value for name, value in defaults.items() if full_name(name) not in given} | settings
 
 
-def _given(settings: dict[str, Any]) -> set[str]:
-    """The full names of the settings in keyword arguments, including those within groups."""
-    return {name.replace("__", ".") for name, _ in flat(settings)}
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings in keyword arguments by full name, including those within groups."""
+    return {name.replace("__", "."): value for name, value in flat(settings)}
 
 
 def prepare(
@@ -207,8 +216,8 @@ def prepare(
     groups = None if user_dataset is None else user_dataset.train.groups
     if groups is not None and base is None:
         clients = len(set(groups.tolist()))
-        given = {full_name(name): value for name, value in flat(settings)}
-        if "data.partition" not in given and given.get("data.clients", clients) == clients:
+        given = _given(settings)
+        if "data.partition" not in given and given.get("data.clients") in (None, clients):
             settings = keep_clients(settings, clients, has_base=False)
     config = name_user_objects(make_config(base, settings), user_dataset, user_model)
     return config, {"data": user_dataset, "model": user_model, "task": user_task}

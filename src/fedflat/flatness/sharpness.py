@@ -106,7 +106,7 @@ def sharpness_of(
     """
     if kind not in KINDS:
         raise one_of("sharpness kind", kind, KINDS)
-    _check_radius(rho)
+    rho = _radius(rho)
     if m is not None and (m < 1 or kind == "average"):
         raise UserError(f"m={m} with kind {kind} is invalid; expected at least 1 example per group, and sam or asam")
     objective.check()
@@ -124,12 +124,17 @@ def sharpness_of(
     return Sharpness(kind, rho, float(objective.loss()), mean.value, interval, steps, objective.examples, m)
 
 
-def _check_radius(rho: Any) -> None:
-    """Raise a ``UserError`` unless ``rho`` is a finite number above 0."""
-    if not isinstance(rho, int | float | np.floating):
-        raise UserError(f"rho={rho!r} is invalid; expected one number; for several radii, measure each of them")
-    if not 0 < rho < math.inf:
-        raise UserError(f"rho={rho:g} is invalid; expected a finite radius above 0")
+def _radius(rho: Any) -> float:
+    """Return ``rho`` as a float; raises a ``UserError`` unless it is a finite number above 0."""
+    try:
+        radius = float(rho)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
+        raise UserError(
+            f"rho={rho!r} is invalid; expected one number; for several radii, measure each of them"
+        ) from None
+    if not 0 < radius < math.inf:
+        raise UserError(f"rho={radius:g} is invalid; expected a finite radius above 0")
+    return radius
 
 
 def adaptive_scale(objective: Objective, eta: float = 0.0, scope: str = "weight") -> Tensor:

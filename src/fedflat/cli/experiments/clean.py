@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,52 +29,54 @@ def clean(
 ) -> None:
     """List the checkpoints, client state and intermediate models of finished runs; with --yes, delete them.
 
-    Configs, metrics and final models are kept. Unfinished runs are skipped, and so are runs with a final model that
-    cannot be read.
+    Configs, metrics and final models are kept. Unfinished runs are skipped. If a final model is missing or damaged, the
+    checkpoint that can restore it is kept.
 
     Example: fedflat clean runs --yes
     """
+    from fedflat.experiment.analysis.reopen import resume_command
     from fedflat.experiment.store.cleanup import DEFAULT_PARTS, find_runs, removable, remove
     from fedflat.experiment.store.files import LockedError
-    from fedflat.experiment.store.final_models import has_restorable_models
     from fedflat.experiment.store.run_folder import RunFolder
 
     parts = tuple(part for part in DEFAULT_PARTS if snapshots or part != "snapshots")
     runs = list(dict.fromkeys(find_runs(folders)))
-    # ``removable`` returns None for runs that are unfinished or have nothing to remove.
-    cleanable = [files for files in (removable(run, parts, thorough=yes) for run in runs) if files is not None]
-    for run in sorted({*runs} - {files.run for files in cleanable}):
-        if has_restorable_models(RunFolder(run), thorough=yes):
+    cleanable, locked = [], []
+    for run in runs:
+        files = removable(run, parts)
+        if files is not None and yes:
+            try:
+                files = remove(run, parts)
+            except LockedError:
+                locked.append(run)
+                continue
+        if files is not None and files.restores_models:
+            command = resume_command(RunFolder(run))
             print(
-                f"fedflat: {run} is skipped, because a final model is missing or damaged; write it again from the "
-                f"checkpoint: fedflat resume {quote(str(run))}",
+                f"fedflat: the checkpoint of {run} is kept, because a final model is missing or damaged; restore the "
+                f"model from it: {command}",
                 file=sys.stderr,
             )
-    freed, locked = 0, []
-    if yes:
-        for files in cleanable:
-            try:
-                freed += remove(files.run, parts)
-            except LockedError:
-                locked.append(files.run)
+        if files is not None and files.parts:
+            cleanable.append(files)
+    total = sum(files.bytes for files in cleanable)
     if as_json:
         listed = [{"folder": files.run, "bytes": files.parts} for files in cleanable]
-        total = sum(files.bytes for files in cleanable)
-        print_json({"runs": len(runs), "removable": listed, "bytes": total, "removed": freed})
+        print_json({"runs": len(runs), "removable": listed, "bytes": total, "removed": total if yes else 0})
     else:
-        _print_removable(cleanable, len(runs), parts, freed if yes else None)
+        _print_removable(cleanable, len(runs), parts, yes)
     if locked:
         raise UserError(f"{locked[0]} is in use by another process and was skipped; wait for it, then clean again")
 
 
-def _print_removable(cleanable: list[Removable], runs: int, parts: tuple[str, ...], freed: int | None) -> None:
+def _print_removable(cleanable: list[Removable], runs: int, parts: tuple[str, ...], removed: bool) -> None:
     """Print the size of every removable part of each run, and the total.
 
     Args:
         cleanable: the runs with something to remove.
         runs: number of all runs.
         parts: the parts that may be removed, e.g. ``checkpoint``.
-        freed: bytes that were removed; None if nothing was removed yet.
+        removed: whether they have been removed.
     """
     console = screen()
     if not cleanable:
@@ -88,9 +89,6 @@ def _print_removable(cleanable: list[Removable], runs: int, parts: tuple[str, ..
     columns = [COLUMNS[part] for part in parts]
     console.print(table(("run", *columns), rows, numeric=columns))
     console.print()
-    which = f"of {len(cleanable)} of {runs} runs"
-    if freed is None:
-        total = shown_bytes(sum(files.bytes for files in cleanable))
-        console.print(f"{total} {which} can be removed; add --yes to remove them.", style="bold")
-    else:
-        console.print(f"{shown_bytes(freed)} {which} removed.", style="bold")
+    total = f"{shown_bytes(sum(files.bytes for files in cleanable))} of {len(cleanable)} of {runs} runs"
+    verdict = "removed." if removed else "can be removed; add --yes to remove them."
+    console.print(f"{total} {verdict}", style="bold")

@@ -118,7 +118,8 @@ def resume(
     if as_json:
         print_json(run_document(record))
     else:
-        more = f" For more rounds: {branch_command(record, folder)}." * (record.status == "finished")
+        can_branch = record.status == "finished" and record.config.federation.privacy is None
+        more = f" For more rounds: {branch_command(record, folder)}." if can_branch else ""
         print(f"The run in {folder} is already {record.status}; nothing to resume.{more}")
         print_run(record)
 

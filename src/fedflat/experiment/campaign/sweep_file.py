@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from fedflat.errors import UserError, one_of
 from fedflat.experiment.config import Config, setting_names
+from fedflat.experiment.make_config import suggest_command
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.cleanup import Keep
 from fedflat.experiment.store.files import read_yaml
@@ -112,6 +113,11 @@ def read_sweep(source: str | Path | Mapping[str, Any]) -> SweepFile:
     )
 
 
+_EXPECTED: dict[str, tuple[str, str, type[SettingsGroup]]] = {
+    SearchRange.__name__: ("a list of values, or ", "a range", SearchRange),
+    Halving.__name__: ("true, false, or ", "a mapping", Halving),
+}
+"""By class: what else a key may hold, and what it holds."""
 T = TypeVar("T")
 File = TypeVar("File", bound=SettingsGroup)
 
@@ -132,9 +138,7 @@ def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[st
     unknown = [key for key in values if key not in known]
     if unknown and set(values) <= {*Config.model_fields, *SHORT_NAMES}:
         raise UserError(f"{where} is the config of one run; use fedflat run --config FILE")
-    for key, command in (("tune", "tune"), ("slots", "discover"), ("grid", "sweep"), ("list", "sweep")):
-        if key in unknown:
-            raise UserError(f"{where} has the key {key}; use fedflat {command} FILE")
+    suggest_command(where, unknown)
     if unknown:
         raise one_of("key", unknown[0], known, place=where)
     try:
@@ -142,20 +146,16 @@ def validate_file(kind: type[File], values: Values, where: str, keys: Mapping[st
     except ValidationError as error:
         first = error.errors()[0]
         # A location also names members of unions.
-        location = ".".join(str(part) for part in first["loc"] if part not in (SearchRange.__name__, Halving.__name__))
+        location = ".".join(str(part) for part in first["loc"] if part not in _EXPECTED)
         if first["type"] == "extra_forbidden":
             section, _, key = location.rpartition(".")
             valid = {"keep": list(Keep.model_fields), **keys}.get(str(first["loc"][0]), known)
             raise one_of("key", key, valid, place=f"{section} of {where}") from None
         message = first["msg"]
-        is_union = len(first["loc"]) > 1 and first["loc"][-1] in (SearchRange.__name__, Halving.__name__)
-        for member, alternatives, expected in (
-            (SearchRange, "a list of values, or ", "a range"),
-            (Halving, "true, false, or ", "a mapping"),
-        ):
-            if first["type"] == "model_type" and first["ctx"]["class_name"] == member.__name__:
-                expected = f"{alternatives if is_union else ''}{expected}"
-                message = f"expected {expected} with {', '.join(member.model_fields)}"
+        is_union = len(first["loc"]) > 1 and first["loc"][-1] in _EXPECTED
+        if first["type"] == "model_type" and (names := _EXPECTED.get(first["ctx"]["class_name"])):
+            alternatives, expected, member = names
+            message = f"expected {alternatives if is_union else ''}{expected} with {', '.join(member.model_fields)}"
         raise UserError(f"{where}: {location}: {message[0].lower()}{message[1:]}") from None
 
 

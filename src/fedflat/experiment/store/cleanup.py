@@ -24,6 +24,8 @@ PARTS = {
 """The removable parts of a run folder, with the glob patterns of their files."""
 DEFAULT_PARTS = ("checkpoint", "snapshots")
 """The parts removed by default; the final models stay."""
+MODELS_REMOVED = "models_removed"
+"""Key in status.json of a run whose final models were removed on request, so that they do not count as lost."""
 
 
 class Keep(SettingsGroup):
@@ -46,6 +48,8 @@ class Removable:
     run: Path
     parts: dict[str, int]
     """Size of each part in bytes."""
+    restores_models: bool
+    """Whether a final model is lost and the checkpoint can restore it, which is therefore not among the parts."""
 
     @property
     def bytes(self) -> int:
@@ -65,28 +69,34 @@ def find_runs(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def removable(run: Path, parts: Iterable[str] = DEFAULT_PARTS, thorough: bool = False) -> Removable | None:
-    """The parts (checkpoint, snapshots, models) that a finished run still has, with their sizes.
+    """The requested ``parts`` (checkpoint, snapshots, models) that a finished run still has, with their sizes.
 
-    None if the run has not ended or has none of the requested ``parts``, or if its checkpoint replaces a lost model.
-    With ``thorough``, models are also read, so that damaged ones are noticed.
+    None if the run has not ended. A checkpoint that can restore a lost model is not removable. With ``thorough``,
+    models are also read, so that damaged ones are noticed.
     """
-    if not RunFolder(run).has_ended:
+    folder, requested = RunFolder(run), set(parts)
+    if not folder.has_ended:
         return None
-    sizes = {part: sum(map(_size, _paths(run, part))) for part in parts}
-    non_empty = {part: size for part, size in sizes.items() if size}
-    if "checkpoint" in non_empty and "models" not in sizes and has_restorable_models(RunFolder(run), thorough):
-        return None
-    return Removable(run, non_empty) if non_empty else None
+    restores_models = (
+        "checkpoint" in requested
+        and "models" not in requested
+        and MODELS_REMOVED not in folder.status()
+        and has_restorable_models(folder, thorough)
+    )
+    sizes = {part: sum(map(_size, _paths(run, part))) for part in PARTS if part in requested}
+    if restores_models:
+        del sizes["checkpoint"]
+    return Removable(run, {part: size for part, size in sizes.items() if size}, restores_models)
 
 
-def remove(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> int:
-    """Remove parts of a finished run; returns the number of bytes freed, or raises ``LockedError`` if it is in use."""
+def remove(run: Path, parts: Iterable[str] = DEFAULT_PARTS) -> Removable | None:
+    """Remove parts of a finished run; returns what was removed, or raises ``LockedError`` if the run is in use."""
     with locked(run):
         return remove_locked(run, parts)
 
 
-def remove_locked(run: Path, parts: Iterable[str]) -> int:
-    """Like ``remove``, for a folder that this process has already locked; returns the number of bytes freed.
+def remove_locked(run: Path, parts: Iterable[str]) -> Removable | None:
+    """Like ``remove``, for a folder that this process has already locked.
 
     A sweep locks a run's folder to decide which process executes the run. While a run is in progress, it holds a second
     lock. This function acquires the second lock, so it never removes files of a run in progress.
@@ -95,10 +105,11 @@ def remove_locked(run: Path, parts: Iterable[str]) -> int:
     try:
         folder.acquire_lock()
         existing = removable(run, parts, thorough=True)
-        if existing is None:
-            return 0
-        delete_parts(run, existing.parts)
-        return existing.bytes
+        if existing is not None:
+            delete_parts(run, existing.parts)
+            if "models" in existing.parts:
+                folder.write_status(**(folder.status() | {MODELS_REMOVED: True}))
+        return existing
     finally:
         folder.release_lock()
 
