@@ -85,7 +85,7 @@ def test_a_small_benchmark(tmp_path):
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (Request(SMALL, precisions=("bf16",)), "bf16"),
+        (Request(SMALL, precisions=("tf32",)), "tf32 needs a GPU"),
         (Request(SMALL, precisions=("float16",)), "float16"),
         (Request(SMALL, engines=("lane",)), "did you mean lanes"),
         (Request(SMALL, against=("fate",)), "fate"),

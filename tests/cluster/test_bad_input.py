@@ -92,8 +92,6 @@ def test_a_cluster_without_what_is_asked_for(ray: Any) -> None:
     assert choose_workers(ray, None, "cpu") == 4
     with pytest.raises(UserError, match=r"engine\.workers=64.* 4 cores"):
         choose_workers(ray, 64, "cpu")
-    with pytest.raises(UserError, match="bf16"):
-        engine_of(small(engine__precision="bf16"), 2)
 
 
 def test_a_node_with_another_version_refuses_a_run_of_a_sweep() -> None:

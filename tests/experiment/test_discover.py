@@ -305,10 +305,13 @@ def test_problems_with_another_metric_are_refused(tmp_path: Path) -> None:
         check_setup(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"training.task": "f1"}]}))
 
 
-def test_a_problem_that_cannot_be_trained_is_refused_before_the_search(tmp_path: Path) -> None:
+def test_a_problem_that_cannot_be_trained_is_refused_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedflat.experiment.setup.engine.has_bf16", lambda device: False)
     with pytest.raises(UserError, match=r"^confirm\.also, model=cnn: cnn needs images of at least 16x16 pixels"):
         check_setup(plan(tmp_path, confirm={"seeds": [7, 8], "also": [{"model": "cnn"}]}))
-    with pytest.raises(UserError, match=r"^engine\.precision=bf16 needs a GPU"):
+    with pytest.raises(UserError, match=r"^this CPU does not compute in bf16, .*; use engine\.precision=float32"):
         check_setup(plan(tmp_path, base={**BASE, "engine.precision": "bf16"}))
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match=r"^engine\.device=cuda, but torch finds no GPU here"):

@@ -7,14 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
+from fedflat.bench.setting import RandomImages
 from fedflat.cli.shared.screen import print_precision
 from fedflat.errors import UserError
 from fedflat.experiment.campaign.compare import existing_run
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import check_precision
-from fedflat.experiment.setup.problem import decide_precision
+from fedflat.experiment.setup.problem import at_available_precision, decide_precision
+from fedflat.flatness.precision import has_bf16
 from fedflat.papers.library import papers
 
 
@@ -88,7 +91,7 @@ def test_a_run_records_the_choice_and_keeps_it(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UserError, match=r"engine\.precision=float32 instead of bf16"):
         existing_run(with_precision("bf16", device="cpu"), folder)
     (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("float32", "tf32"))
-    with pytest.warns(UserWarning, match="tf32 has no effect on the CPU"):
+    with pytest.warns(UserWarning, match="tf32 has no effect on this CPU"):
         assert Run(auto, folder, resume=True).config.engine.precision == "tf32", "kept on another device"
 
 
@@ -104,13 +107,43 @@ def test_the_choice_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def test_devices_without_tf32_or_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     put_gpu(monkeypatch, (7, 0))
-    with pytest.raises(UserError, match="bf16 needs a GPU that computes in bf16, which V100 does not; use float32"):
+    with pytest.raises(UserError, match=r"V100 does not compute in bf16, .*; use engine\.precision=float32"):
         check_precision("bf16", on_gpu=True)
     with pytest.warns(UserWarning, match="tf32 has no effect on V100; this run uses float32"):
         check_precision("tf32", on_gpu=True)
     put_gpu(monkeypatch, (8, 0))
     for precision in ("tf32", "bf16", "float32"):
         check_precision(precision, on_gpu=True)
+
+
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_a_cpu_uses_bf16_if_it_has_instructions_for_it(has_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
+    for recorded, available in (("bf16", "bf16" if has_amx else "float32"), ("tf32", "float32")):
+        assert at_available_precision(with_precision(recorded), "cpu").engine.precision == available
+    if has_amx:
+        check_precision("bf16", on_gpu=False)
+    else:
+        with pytest.raises(UserError, match="this CPU does not compute in bf16"):
+            check_precision("bf16", on_gpu=False)
+
+
+@pytest.mark.skipif(not has_bf16("cpu"), reason="needs a CPU that computes in bf16")
+@pytest.mark.parametrize("text", ["fedsam", "scaffold"])
+def test_bf16_on_a_cpu_differs_from_float32_by_rounding_for_any_number_of_workers(text: str) -> None:
+    def moved(precision: str, workers: int = 1) -> Tensor:
+        config = with_precision(precision, device="cpu", workers=workers)
+        config = config.changed(algorithm=text, model="lenet5", training={"rounds": 2, "local_steps": 4})
+        run = Run(config, data=RandomImages(size=200).dataset())
+        start = run.server.model.weights.clone()
+        weights: Tensor = run.execute().models["server"].weights
+        assert weights.dtype == torch.float32
+        return weights - start
+
+    full, one, two = moved("float32"), moved("bf16"), moved("bf16", workers=2)
+    assert torch.equal(one, two) and not torch.equal(one, full)
+    assert (one - full).norm() < 0.3 * full.norm(), "0.14 for FedSAM"
 
 
 def test_experiments_of_papers_use_float32_everywhere() -> None:

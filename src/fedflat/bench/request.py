@@ -14,6 +14,7 @@ from fedflat.bench.peers import SIMULATORS, Simulator
 from fedflat.bench.setting import BenchmarkSetting
 from fedflat.data.sources.source import user_cache
 from fedflat.errors import UserError, one_of
+from fedflat.experiment.setup.engine import check_precision
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.text import parse
@@ -51,11 +52,12 @@ class Request:
         _require_known("device", (setting.device,), ("auto", "cpu", "cuda"))
         _require_known("contender", self.against, (PLAIN, *SIMULATORS, NONE))
         precisions = self._precisions()
-        gpu_precisions = [precision for precision in precisions if precision != "float32"]
         if self._simulators() and "float32" not in precisions:
             raise UserError("other simulators are measured in float32; add it to --precision, or use --against plain")
-        if gpu_precisions and not setting.on_gpu:
-            raise UserError(f"--precision {gpu_precisions[0]} needs a GPU; use float32 on the CPU")
+        if "tf32" in precisions and not setting.on_gpu:
+            raise UserError("--precision tf32 needs a GPU; use float32 on the CPU")
+        for precision in precisions:
+            check_precision(precision, setting.on_gpu)
         if setting.device == "cuda" and not setting.on_gpu:
             raise UserError("--device cuda needs a GPU, but torch finds none; use --device cpu")
         if "mixup" in [call.name for call in parse(setting.augmentation)]:

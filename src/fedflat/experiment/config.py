@@ -210,7 +210,7 @@ class EngineSettings(SettingsGroup):
     precision: Literal["auto", "float32", "tf32", "bf16", "float64"] = Field(
         "auto",
         description="arithmetic precision; auto: tf32 on a GPU that has it, else float32; "
-        "with tf32 and bf16, weights stay in float32",
+        "bf16 also on x86 CPUs with AMX or AVX-512 BF16; with tf32 and bf16, weights stay in float32",
     )
     checkpoint_every: int | None = Field(
         None,

@@ -1,4 +1,6 @@
-"""Control whether a GPU may round float32 matrix products to TF32, regardless of torch's global settings.
+"""Which precisions a device has, and whether a GPU may round float32 matrix products to TF32.
+
+The latter holds regardless of torch's global settings.
 
 Since torch 2.9 there are two sets of switches: ``allow_tf32`` (old) and ``fp32_precision`` (new). Setting an old one
 also sets the new ones, but not vice versa, and torch refuses to read an old switch that disagrees with the new ones.
@@ -33,6 +35,14 @@ Owner = TypeVar("Owner", bound=HasTf32)
 def gpu_has_tf32() -> bool:
     """Whether the current GPU can compute in TF32: NVIDIA's GPUs from compute capability 8.0 (2020) on."""
     return torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def has_bf16(device: str) -> bool:
+    """Whether a device (``cuda`` or ``cpu``) computes in bf16: recent GPUs, and x86 CPUs with AMX or AVX-512 BF16."""
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    checks = (getattr(torch.cpu, f"_is_{feature}_supported", bool) for feature in ("amx_tile", "avx512_bf16"))
+    return any(check() for check in checks)
 
 
 def allow_tf32(allowed: bool) -> None:

@@ -30,6 +30,7 @@ from fedflat.experiment.analysis.replay import (
 )
 from fedflat.experiment.analysis.theory import Theory, theory, trivial_loss
 from fedflat.experiment.config import Config, FlatnessSettings
+from fedflat.experiment.setup.problem import at_available_precision
 from fedflat.experiment.store.checkpoint import has_checkpoint
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
 from fedflat.flatness.theory import Constants
@@ -253,14 +254,11 @@ class PostHoc:
 
 
 def _with_local_device(config: Config) -> Config:
-    """Return a run's config with the best device of this machine; runs on a CPU stay there.
-
-    Without a GPU, tf32 and bf16 become float32.
-    """
+    """Return a run's config with the best device of this machine, in a precision that it has; a CPU is kept."""
     if config.engine.device == "cpu":
         return config
-    has_gpu_precision = config.engine.precision in ("tf32", "bf16") and not torch.cuda.is_available()
-    return config.changed(engine={"device": "auto"} | ({"precision": "float32"} if has_gpu_precision else {}))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return at_available_precision(config.changed(engine={"device": "auto"}), device)
 
 
 def post_hoc(

@@ -40,6 +40,7 @@ from fedflat.experiment.analysis.replay import (
     moment_at_model,
 )
 from fedflat.experiment.analysis.scoring import take_on_device
+from fedflat.experiment.setup.problem import at_available_precision
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record, saved_rounds
 from fedflat.flatness import Landscape, Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
@@ -383,9 +384,8 @@ def local_models(
 def replay_after(server: RunModel, after_round: int | None = None) -> Replay:
     """Return a replay of the round after ``after_round`` (default: the last checkpoint), in the run's precision."""
     record = server.record
-    config = record.config.changed(engine={"device": server.problem.device.type})
-    if config.engine.precision in ("tf32", "bf16") and config.engine.device == "cpu":  # both need a GPU
-        config = config.changed(engine={"precision": "float32"})
+    device = server.problem.device.type
+    config = at_available_precision(record.config.changed(engine={"device": device}), device)
     problem, partition = server.problem, server.partition
     measured_in = "float64" if problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
     if missing_state(algorithm(config.algorithm), config) or config.engine.precision != measured_in:

@@ -37,7 +37,7 @@ from fedflat.experiment.setup.problem import build_problem, device_of
 from fedflat.experiment.setup.timing import step_limit
 from fedflat.experiment.store.checkpoint import newest_checkpoint
 from fedflat.experiment.store.run_folder import RunFolder
-from fedflat.flatness.precision import gpu_has_tf32
+from fedflat.flatness.precision import gpu_has_tf32, has_bf16
 from fedflat.models import classifier_parameters
 from fedflat.models.mlp import Mlp
 from fedflat.operating_system import KEEPS_FREED_MEMORY
@@ -138,13 +138,13 @@ def total_steps(config: Config, examples: int) -> int:
 
 def check_precision(precision: str, on_gpu: bool) -> None:
     """Reject bf16 and warn about TF32 on a device that does not have them."""
-    if precision == "bf16" and not on_gpu:
-        raise UserError("engine.precision=bf16 needs a GPU, but this run is on the CPU; use float32")
-    if precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        gpu = torch.cuda.get_device_name()
-        raise UserError(f"engine.precision=bf16 needs a GPU that computes in bf16, which {gpu} does not; use float32")
+    device = torch.cuda.get_device_name() if on_gpu else "this CPU"
+    if precision == "bf16" and not has_bf16("cuda" if on_gpu else "cpu"):
+        raise UserError(
+            f"{device} does not compute in bf16, which needs a recent GPU or an x86 CPU with AMX or AVX-512 BF16; "
+            "use engine.precision=float32"
+        )
     if precision == "tf32" and not (on_gpu and gpu_has_tf32()):
-        device = torch.cuda.get_device_name() if on_gpu else "the CPU"
         warnings.warn(f"engine.precision=tf32 has no effect on {device}; this run uses float32", stacklevel=3)
 
 
