@@ -367,6 +367,8 @@ def test_runs_with_a_validation_split_are_compared_at_their_best_validation_valu
     assert [row["spread"]["at_best_validation"]["mean"] for row in one["rows"]] == pytest.approx([0.6, 0.35])
     (difference,) = one["differences"]
     assert difference["pair"]["differences"] == pytest.approx((0.3 - 0.7, 0.4 - 0.5))
+    caption = difference_table(one, "at_best_validation").caption
+    assert caption.startswith("Differences from fedavg in the value at best validation, paired by seed")
     table = result_table(one, ())
     assert "at_best_validation" in table.heads and "60.00 ± 14.14" in table.rows[0]
     assert "<th" in report_page(validated) and "at best validation" in report_page(validated)
@@ -418,7 +420,7 @@ def test_regression_has_no_classes_and_poor_models_are_noted(clone, tmp_path, mo
 def test_values_have_full_precision_and_include_diverged_runs(document):
     lines = values_csv(document).splitlines()
     assert any(line.endswith("fedmoswa,fedmoswa,server,2,diverged,") for line in lines)
-    assert any(line.endswith(",fedsam,fedsam,server,2,last,0.8300000000000001") for line in lines)
+    assert any(line.endswith(",fedsam,fedsam,server,2,last value,0.8300000000000001") for line in lines)
     assert any(line.endswith(",fedsam,fedsam,server,0,last loss,0.18999999999999995") for line in lines)
 
 

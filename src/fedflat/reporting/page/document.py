@@ -39,11 +39,11 @@ from fedflat.text import parameters, show, show_value
 
 SUMMARY_LABELS = {
     "mean_last": MEAN_LABEL,
-    "last": "last",
-    "best": "best over test",
-    "at_best_validation": "at best validation",
+    "last": "last value",
+    "best": "best test value",
+    "at_best_validation": "value at best validation",
 }
-"""Summary values of a run, with their labels; the last one needs a validation split."""
+"""Summary values of a run, with their labels, which also follow "the"; the last one needs a validation split."""
 AXES = {
     "round": "communication round",
     "backward_passes": "backward passes",
