@@ -375,6 +375,9 @@ def test_runs_with_a_validation_split_are_compared_at_their_best_validation_valu
     assert "at_best_validation" not in result_table(section, document["targets"]).heads
     with pytest.raises(UserError, match=r"at_best_validation needs runs with a validation split; set data\.validation"):
         report_document(gather([clone("scaffold", 0, [0.1, 0.2], name="without")]), by="at_best_validation")
+    paused = clone("fedprox", 0, [0.1, 0.2], name="paused", status="paused", validation=(0.1, 0.2), **split)
+    (one,) = report_document(gather([paused]), by="at_best_validation")["sections"]
+    assert "at_best_validation" in one["summaries"] and "1 of 1 runs are unfinished" in notes(one, "warn")
 
 
 def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
