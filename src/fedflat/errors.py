@@ -82,7 +82,19 @@ def no_folder(path: Path, expected: str) -> UserError:
 
 
 class MachineFailed(UserError):
-    """The machine failed, not the experiment: a full disk, a killed worker process; repeating the command may help."""
+    """The machine failed, not the experiment: a full disk, a killed worker process, a missing file.
+
+    Repeating the command may help.
+    """
+
+
+def missing_file(path: Path, expected: str) -> MachineFailed:
+    """The error for an input file or folder that does not exist; ``expected`` describes it.
+
+    >>> str(missing_file(Path("nowhere"), "a CSV file"))
+    'nowhere does not exist; expected a CSV file'
+    """
+    return MachineFailed(f"{path} does not exist{similar_file(path)}; expected {expected}")
 
 
 class WorkerLost(MachineFailed):

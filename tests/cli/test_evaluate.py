@@ -102,10 +102,17 @@ def test_a_folder_without_a_run(fedflat):
     assert_error(fedflat("evaluate", "nothing"), "there is no run in nothing")
 
 
-def test_a_run_without_its_model(fedflat, small):
-    fedflat("run", *small, "--quiet", "--out", "r")
+def test_a_run_with_a_damaged_or_missing_model(fedflat, small):
+    fedflat("run", *small, "--quiet", "--save-every", "1", "--out", "r")
+    for model, arguments, has_remedy in (("model", (), True), ("models/round-000001", ("--round", "1"), False)):
+        Path(f"r/{model}.safetensors").write_bytes(b"half a file")
+        damaged = fedflat("evaluate", "r", *arguments)
+        assert_error(damaged, f"{model}.safetensors is damaged")
+        assert ("write it again: fedflat resume r;" in damaged.stderr) == has_remedy
     Path("r/model.safetensors").unlink()
-    assert_error(fedflat("evaluate", "r"), "model.safetensors is missing")
+    assert_error(fedflat("evaluate", "r"), "model.safetensors is missing; if the run still has its checkpoint")
+    assert fedflat("resume", "r").exit_code == fedflat("evaluate", "r").exit_code == 0
+    Path("r/model.safetensors").unlink()
     Path("r/metrics.jsonl").write_text("")  # as of a run stopped before its first evaluation
     Path("r/status.json").write_text('{"status": "running"}')
     for command in ("evaluate", "export"):

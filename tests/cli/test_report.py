@@ -31,7 +31,7 @@ def test_every_file_is_written(fedflat, compared, tmp_path):
     assert "mean of the last 10 % of evaluations" in (out / "report.html").read_text()
     arguments = ("report", compared, "--no-figures", "--target", "0.99", "--columns")
     assert fedflat(*arguments, "best, rounds_to_0.99").exit_code == 0
-    assert (out / "results.csv").read_text().startswith("row,best over test,rounds to 99 %\n")
+    assert (out / "results.csv").read_text().startswith("row,best test value,rounds to 99 %\n")
     assert r"algorithm & best & rounds to 99 \% \\" in (out / "results.tex").read_text()
     assert "unknown column 'median'" in fedflat(*arguments, "median").stderr
     assert "add --target 0.5 (in Python: targets=[0.5])" in fedflat(*arguments, "rounds_to_0.5").stderr

@@ -81,10 +81,18 @@ def test_the_table_shows_settings_that_have_their_default(fedflat):
     }
 
 
-def test_the_suggested_report_separates_partitions(fedflat):
-    sweep = SWEEP.partition("grid:")[0]
-    Path("mine.yaml").write_text(sweep + "grid: {partition: [iid, dirichlet]}\n")
-    assert "fedflat report runs/mine --apart," in fedflat("sweep", "mine.yaml", "--no-probe", "--quiet").stdout
+@pytest.mark.parametrize(
+    ("command", "variation"),
+    [
+        (("sweep", "--no-probe"), "grid: {partition: [iid, dirichlet]}"),
+        (("tune",), "tune: {trials: 2, space: {partition: [iid, dirichlet]}}"),
+    ],
+)
+def test_the_suggested_report_separates_partitions(fedflat, command, variation):
+    if "tune" in command:
+        pytest.importorskip("optuna", minversion="4.0", reason="searches need Optuna (pip install 'fedflat[sweep]')")
+    Path("mine.yaml").write_text(SWEEP.partition("grid:")[0] + variation)
+    assert "fedflat report runs/mine --apart" in fedflat(*command, "mine.yaml", "--quiet").stdout
     assert fedflat("report", "runs/mine", "--apart", "--no-figures").exit_code == 0
 
 

@@ -307,9 +307,13 @@ def test_an_earlier_model_has_no_own_statistics(tmp_path):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
     more = STILL | {"partition": "iid", "clients": 5, "training__statistics": "own", "rounds": 2, "save_every": 1}
     run = fedflat.run("fedavg", model=model, out=tmp_path / "run", **more)
-    earlier, last, final = (run.evaluate(on=("test", "clients"), rounds=rounds) for rounds in (1, 2, None))
-    assert "only after the last round" in earlier.missing["clients"] and earlier["test"]
-    assert last["clients"] == final["clients"]
+    settings = {"on": ("test", "clients", "domains", "fine-tuned"), "fine_tuning": FineTuning(batch_size=64)}
+    earlier, last, final = (run.evaluate(rounds=rounds, **settings) for rounds in (1, 2, None))
+    assert earlier.parts.keys() == {"test", "fine-tuned"} and last["clients"] == final["clients"]
+    assert "only after the last round" in earlier.missing["clients"] and "no domain" in earlier.missing["domains"]
+    with pytest.warns(UserWarning, match="no BatchNorm layers"):
+        run = fedflat.run("fedavg", out=tmp_path / "mlp", **more)
+        assert run.evaluate(on="clients", rounds=1)["clients"]["count"] == 5
 
 
 def test_models_that_normalise_by_batch():

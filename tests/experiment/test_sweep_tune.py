@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedflat
@@ -254,6 +255,23 @@ def test_an_interrupted_trial_is_continued_by_the_next_command(kind: type[UserEr
     with pytest.raises(kind, match=r"^trial 0 was interrupted: no space left\. Repeat the command"):
         list(run_search(made, (Fails(kind("no space left")),)))
     assert [(trial.number, trial.state) for trial in run_search(made)] == [(0, "complete"), (1, "complete")]
+
+
+@pytest.mark.parametrize(("setting", "name"), [("init", "model.safetensors"), ("data.dataset", "data.npz")])
+def test_a_trial_without_its_input_file_is_continued_later(
+    setting: str, name: str, small: Path, tmp_path: Path
+) -> None:
+    shutil.copy(small / "trial-0000" / "seed-0" / "model.safetensors", tmp_path)
+    classes = np.arange(200) % 10
+    np.savez(tmp_path / "data.npz", inputs=np.eye(10, 64, dtype=np.float32)[classes], targets=classes)
+    made = search(tmp_path / "out", base={**QUICK, setting: str(tmp_path / name)}, tune={**ONE_TRIAL, "trials": 2})
+    trials = run_search(made)
+    assert next(trials).state == "complete"
+    (tmp_path / name).rename(tmp_path / "moved")
+    with pytest.raises(MachineFailed, match=f"^trial 1 was interrupted: {tmp_path / name} does not exist"):
+        next(trials)
+    (tmp_path / "moved").rename(tmp_path / name)
+    assert [(trial.number, trial.state) for trial in run_search(made)] == [(1, "complete")]
 
 
 def test_a_trial_that_always_loses_its_workers_fails(tmp_path: Path) -> None:

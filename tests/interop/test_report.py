@@ -24,7 +24,7 @@ def test_a_report_contains_page_and_tables(tmp_path: Path) -> None:
     )
     assert page == tmp_path / "report" / "report.html"
     assert "<h1>Two algorithms</h1>" in page.read_text()
-    assert "row,last,rounds to 50 %" in (page.parent / "results.csv").read_text()
+    assert "row,last value,rounds to 50 %" in (page.parent / "results.csv").read_text()
     assert {"FedAvg", "FedSAM"} <= set((page.parent / "results.csv").read_text().replace("\n", ",").split(","))
     runs = [tmp_path / "runs" / name for name in ("fedavg", "fedsam")]
     again = fedflat.report(runs, tmp_path / "again", figures=False)

@@ -152,8 +152,8 @@ def test_a_dry_run_runs_nothing(fedflat, tmp_path):
     skipped = fedflat("reproduce", "wima/table3", "--dry-run").stdout
     assert "4 cells: ImageNet weights" in skipped and "time on" not in skipped and "algorithm" not in skipped
     unknown = fedflat("reproduce", "wima/table3", "--set", "init=w.pt", "--dry-run").stdout
-    assert "6 runs (not measured: speed of mobilenetv2); to time a few steps on a GPU, with the data, repeat" in unknown
-    assert "--set engine.device=cuda --set engine.precision=bf16" in unknown and "init=FILE" not in unknown
+    assert "6 runs (unknown: speed of mobilenetv2); to time a few steps on a GPU, with the data, repeat" in unknown
+    assert "--probe --set engine.device=cuda --set engine.precision=bf16" in unknown and "init=FILE" not in unknown
     shown = fedflat("reproduce", "wima", "--seeds", "1", "--dry-run", "--no-probe").stdout
     runs = [int(count) for count in re.findall(r"^runs +(\d+) with", shown, re.MULTILINE)]
     total = re.search(r"^all tables +(\d+) distinct runs, [\d,]+ rounds remaining", shown, re.MULTILINE)
@@ -166,7 +166,7 @@ def test_a_dry_run_estimates_skipped_cells(fedflat):
     assert "data to get: fedflat data get cifar10; fedflat data get cifar100" in shown and "not estimated" not in shown
     shown = fedflat("reproduce", "wima/table3", "--dry-run", "--no-probe").stdout
     assert "6 runs, 18,000 rounds; time: unknown; data to get: fedflat data get landmarks" in shown
-    assert "6 runs (not measured: speed of mobilenetv2)" in shown and "--set init=FILE" in shown
+    assert "6 runs (unknown: speed of mobilenetv2)" in shown and "--set init=FILE" in shown
     document = json.loads(fedflat("reproduce", "fedswa/table3", "--dry-run", "--no-probe", "--json").stdout)
     assert document["missing_data"] == ["cifar100"] and document["skipped"]["missing_data"] == ["tiny_imagenet"]
     assert document["skipped"]["runs"] == document["skipped"]["gpu"]["runs"] == 90

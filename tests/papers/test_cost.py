@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedflat.experiment.campaign.estimate import PlannedRun
 from fedflat.papers import find_table, papers
 from fedflat.papers.cost import dataset_facts, gpu_seconds, gpu_time, speeds
 from fedflat.papers.plan import Deviations, make_plan
@@ -28,6 +29,15 @@ def test_a_natural_client_has_its_share_of_the_examples():
     config = find_table("fedwmsam/table2").cells["fedavg/art"].configs[0].changed(evaluation={"examples": 1})
     speed = speeds()["resnet18(stem=torchvision)"]
     assert gpu_seconds(config, 500) == pytest.approx(500 * 5 * 13_161 * 64**2 / speed, rel=1e-3)
+
+
+def test_a_partition_may_determine_the_number_of_clients(tmp_path):
+    config = find_table("fedswa/table2").cells["fedmoswa/cifar10-lenet-5-accuracy"].configs[0]
+    one_client = config.changed(data={"clients": 1}, federation={"clients_per_round": 1})
+    centralised = config.changed(data={"partition": "centralised", "clients": None})
+    assert gpu_seconds(centralised, 1000) == gpu_seconds(one_client, 1000) is not None
+    listed = config.changed(data={"partition": "listed(path=a.json)", "clients": None})
+    assert gpu_time([PlannedRun(listed, tmp_path)]).unknown == ("number of clients",)
 
 
 def test_only_models_without_a_measured_speed_are_not_estimated():

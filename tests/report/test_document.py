@@ -367,12 +367,17 @@ def test_runs_with_a_validation_split_are_compared_at_their_best_validation_valu
     assert [row["spread"]["at_best_validation"]["mean"] for row in one["rows"]] == pytest.approx([0.6, 0.35])
     (difference,) = one["differences"]
     assert difference["pair"]["differences"] == pytest.approx((0.3 - 0.7, 0.4 - 0.5))
+    caption = difference_table(one, "at_best_validation").caption
+    assert caption.startswith("Differences from fedavg in the value at best validation, paired by seed")
     table = result_table(one, ())
     assert "at_best_validation" in table.heads and "60.00 ± 14.14" in table.rows[0]
     assert "<th" in report_page(validated) and "at best validation" in report_page(validated)
     assert "at_best_validation" not in result_table(section, document["targets"]).heads
     with pytest.raises(UserError, match=r"at_best_validation needs runs with a validation split; set data\.validation"):
         report_document(gather([clone("scaffold", 0, [0.1, 0.2], name="without")]), by="at_best_validation")
+    paused = clone("fedprox", 0, [0.1, 0.2], name="paused", status="paused", validation=(0.1, 0.2), **split)
+    (one,) = report_document(gather([paused]), by="at_best_validation")["sections"]
+    assert "at_best_validation" in one["summaries"] and "1 of 1 runs are unfinished" in notes(one, "warn")
 
 
 def test_wide_latex_tables_span_the_page_or_are_rejected(document, section):
@@ -418,7 +423,7 @@ def test_regression_has_no_classes_and_poor_models_are_noted(clone, tmp_path, mo
 def test_values_have_full_precision_and_include_diverged_runs(document):
     lines = values_csv(document).splitlines()
     assert any(line.endswith("fedmoswa,fedmoswa,server,2,diverged,") for line in lines)
-    assert any(line.endswith(",fedsam,fedsam,server,2,last,0.8300000000000001") for line in lines)
+    assert any(line.endswith(",fedsam,fedsam,server,2,last value,0.8300000000000001") for line in lines)
     assert any(line.endswith(",fedsam,fedsam,server,0,last loss,0.18999999999999995") for line in lines)
 
 

@@ -49,7 +49,7 @@ class GpuTime:
     Attributes:
         seconds: time of the runs that can be estimated.
         runs: number of these runs.
-        unknown: what is missing for the other runs, e.g. ``speed of vgg11`` or ``size of cityscapes``.
+        unknown: what is unknown of the other runs, e.g. ``speed of vgg11`` or ``size of cityscapes``.
         unknown_runs: number of the other runs.
         bounded: models of runs whose ``seconds`` are those of a wider model, e.g. ``lenet5 at most as long as cnn``.
     """
@@ -85,26 +85,35 @@ def gpu_time(runs: Iterable[PlannedRun]) -> GpuTime:
     bounded: dict[str, None] = {}
     for run in runs:
         model = run.config.model
-        run_seconds = gpu_seconds(run.config, run.rounds_left)
-        if run_seconds is not None:
-            seconds, count = seconds + run_seconds, count + 1
-            if model in WIDER and model not in speeds():
-                bounded[f"{model} at most as long as {WIDER[model]}"] = None
+        estimate = _seconds_or_unknown(run.config, run.rounds_left)
+        if isinstance(estimate, str):
+            unknown_runs += 1
+            unknown[estimate] = None
             continue
-        unknown_runs += 1
-        missing = f"speed of {model}" if _speed(model) is None else f"size of {parse(run.config.data.dataset)[0].name}"
-        unknown[missing] = None
+        seconds, count = seconds + estimate, count + 1
+        if model in WIDER and model not in speeds():
+            bounded[f"{model} at most as long as {WIDER[model]}"] = None
     return GpuTime(seconds, count, tuple(unknown), unknown_runs, tuple(bounded))
 
 
 def gpu_seconds(config: Config, rounds: int) -> float | None:
-    """Estimate how long a number of rounds takes; None if the speed of the model or the size of the data is unknown.
+    """Estimate how long a number of rounds takes; None if it cannot be estimated.
 
     Time is taken to grow in proportion to the number of pixels.
     """
+    estimate = _seconds_or_unknown(config, rounds)
+    return None if isinstance(estimate, str) else estimate
+
+
+def _seconds_or_unknown(config: Config, rounds: int) -> float | str:
+    """Estimate how long a number of rounds takes, or return what is unknown, e.g. ``speed of vgg11``."""
     speed, facts = _speed(config.model), dataset_facts(config.data.dataset)
-    gradients = None if facts is None else _count_gradients(config, facts, rounds)
-    return None if speed is None or facts is None or gradients is None else gradients * facts.pixels / speed
+    if speed is None:
+        return f"speed of {config.model}"
+    if facts is None:
+        return f"size of {parse(config.data.dataset)[0].name}"
+    gradients = _count_gradients(config, facts, rounds)
+    return "number of clients" if gradients is None else gradients * facts.pixels / speed
 
 
 def _speed(model: str) -> float | None:

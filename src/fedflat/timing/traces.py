@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedflat.errors import UserError, similar_file
+from fedflat.errors import UserError, missing_file
 from fedflat.timing.draws import BoolArray, FloatArray, IntArray
 
 MAX_CLIENT = 10**8
@@ -144,7 +144,7 @@ def _read(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> d
         UserError: the file is missing, has other columns, no rows, or a cell that is not a finite number.
     """
     if not path.is_file():
-        raise UserError(f"the trace {path} does not exist{similar_file(path)}; expected a CSV file")
+        raise missing_file(path, "the CSV file of a trace")
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
             header = [name.strip() for name in next(csv.reader(file), [])]

@@ -51,7 +51,7 @@ PLAN_SETTINGS = (
     "training.rounds",
 )
 """Settings with a column of their own in the plan; others that affect training are shown if they differ."""
-ON_GPU = "--set engine.device=cuda --set engine.precision=bf16"
+ON_GPU = "--probe --set engine.device=cuda --set engine.precision=bf16"
 """Options with which a machine with a GPU times a few steps of each kind of run, for runs that cannot be estimated."""
 ASK_FROM = 3600.0
 """Estimated seconds above which a terminal asks for confirmation."""
@@ -281,7 +281,7 @@ def _not_estimated(times: Sequence[GpuTime], remedy: str) -> dict[str, object]:
     """Return a line on the runs whose time on a GPU cannot be estimated, why, and a remedy; none if all can be."""
     count = sum(time.unknown_runs for time in times)
     unknown = dict.fromkeys(text for time in times for text in time.unknown)
-    line = f"{counted(count, 'run')} (not measured: {', '.join(unknown)}); {remedy}"
+    line = f"{counted(count, 'run')} (unknown: {', '.join(unknown)}); {remedy}"
     return {"not estimated": line} if count else {}
 
 

@@ -248,7 +248,7 @@ ORIGINS = {"here": "done now", "before": "done earlier", "elsewhere": "done by a
 
 def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     """Print the combinations of a sweep, best first, and how many runs were done now, before, or by another process."""
-    from fedflat.reporting.page.gather import partition_settings
+    from fedflat.cli.shared.several_runs import report_command
 
     ranked = _ranked(results)
     if ranked.split == "validation":
@@ -272,9 +272,8 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     console.print()
     origins = [result.by for result in results if result.error is None]
     counts = ", ".join(f"{origins.count(by)} {text}" for by, text in ORIGINS.items() if by in origins)
-    out = quote(str(plan.out))
-    apart = " --apart" if len({partition_settings(run.config) for run in plan.runs}) > 1 else ""
-    next_commands = f"fedflat report {out}{apart}, fedflat show {out}"
+    report = report_command(plan.out, [run.config for run in plan.runs])
+    next_commands = f"{report}, fedflat show {quote(str(plan.out))}"
     console.print(key_values({"runs": counts, "folder": plan.out, "next": next_commands}))
 
 

@@ -105,7 +105,7 @@ def _print_plan(search: Search, as_json: bool) -> None:
 
 def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
     """Print the best settings with their validation and test metric."""
-    from fedflat.cli.shared.several_runs import assignments_text
+    from fedflat.cli.shared.several_runs import assignments_text, report_command
     from fedflat.experiment.store.run_folder import RunFolder
 
     metric, config = chosen["metric"], quote(f"{chosen['folders'][0]}/config.yaml")
@@ -115,7 +115,7 @@ def _print_chosen(search: Search, chosen: dict[str, Any]) -> None:
         f"test {with_unit(metric)}": f"{shown_metric(fmean(chosen['test']), metric)} (evaluated once)",
         "trial": chosen["trial"],
         "folder": search.out,
-        "next": f"fedflat report {quote(str(search.out))}",
+        "next": report_command(search.out, search.extreme_configs()),
         "new seed": f"fedflat run --config {config} --seed {max(search.tune.seeds) + 1}{plugins}",
     }
     title = f"Best of {search.tune.trials} trials by {chosen['chosen_by']}: {assignments_text(chosen['settings'])}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.shared.one_run import MAX_OTHER_METRICS, current_status, folder_of, print_row_warnings
@@ -18,6 +20,7 @@ from fedflat.text import show_value
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from fedflat.experiment.config import Config
     from fedflat.reporting.comparison import Comparison
     from fedflat.reporting.tables.summary import SeedStatistics
 
@@ -262,6 +265,19 @@ def _points(best: dict[str, Any], other: dict[str, Any], comparison: Comparison,
 def assignments_text(settings: dict[str, Any]) -> str:
     """Return settings as ``name=value``, separated by commas."""
     return ", ".join(f"{name}={show_value(value)}" for name, value in settings.items())
+
+
+def report_command(folder: Path, configs: Iterable[Config]) -> str:
+    """Return the command that reports the runs in a folder.
+
+    Args:
+        folder: the folder of a sweep or search.
+        configs: configs of its runs; if their partitions differ, the report needs ``--apart``.
+    """
+    from fedflat.reporting.page.gather import partition_settings
+
+    apart = " --apart" if len({partition_settings(config) for config in configs}) > 1 else ""
+    return f"fedflat report {quote(str(folder))}{apart}"
 
 
 def _number_format(rows: Sequence[dict[str, Any]]) -> str:

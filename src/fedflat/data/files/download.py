@@ -54,7 +54,7 @@ def download_source(source: DatasetSource, data_dir: Path, progress: Progress | 
                 f"cannot download {source.name} from {download.url} ({reason}); {source.file_instructions(data_dir)}"
             ) from error
     if source.missing(data_dir):
-        raise UserError(
+        raise MachineFailed(
             f"{source.name} is incomplete, and the rest cannot be downloaded automatically; "
             f"{source.file_instructions(data_dir)}"
         )

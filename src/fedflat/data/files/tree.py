@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from fedflat.errors import UserError, similar_file
+from fedflat.errors import UserError, missing_file
 
 
 class Tree(ABC):
@@ -133,7 +133,6 @@ def open_tree(path: Path) -> Tree:
     """Open a folder or a zip archive."""
     if path.is_dir():
         return FolderTree(path)
-    if path.is_file():
+    if path.exists():
         return ZipTree(path)
-    problem = "is neither a folder nor a zip archive" if path.exists() else f"does not exist{similar_file(path)}"
-    raise UserError(f"{path} {problem}; expected a folder or a zip archive of images")
+    raise missing_file(path, "a folder or a zip archive of images")

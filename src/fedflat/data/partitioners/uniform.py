@@ -44,6 +44,7 @@ class Centralised(Partitioner):
 
     by_label = False
     fixes_clients = True
+    clients = 1
     sizes = "all examples"
     citation = "the centralised reference run"
     examples = ("centralised",)

@@ -23,7 +23,7 @@ from fedflat.data.files.cache import cache_entry, fingerprint, fits_in_memory, s
 from fedflat.data.files.mapped import open_mapped
 from fedflat.data.scaling import standardise
 from fedflat.data.sources.source import DatasetSource
-from fedflat.errors import UserError, similar_file
+from fedflat.errors import UserError, missing_file
 from fedflat.text import absolute_path, param
 
 SUFFIXES = (".npz", ".parquet", ".csv")
@@ -84,9 +84,9 @@ class ArrayFiles(DatasetSource):
         from fedflat.data.files.tables import is_table, read_table
 
         path, columns = absolute_path(self.path), ()
-        expected = "expected an .npz, .parquet or .csv file, or a folder of .npy files"
+        expected = "an .npz, .parquet or .csv file, or a folder of .npy files"
         if not path.exists():
-            raise UserError(f"{path} does not exist{similar_file(path)}; {expected}")
+            raise missing_file(path, expected)
         if not is_table(path):
             self._reject_table_options(path)
         if path.suffix.lower() == ".npz" and path.is_file():
@@ -97,7 +97,7 @@ class ArrayFiles(DatasetSource):
         elif path.is_dir():
             arrays = {file.stem: _read_npy(file) for file in sorted(path.glob("*.npy"))}
         else:
-            raise UserError(f"{path} has an unknown format; {expected}")
+            raise UserError(f"{path} has an unknown format; expected {expected}")
         dataset = replace(dataset_of_arrays(self.text, arrays, path, data_dir, numbers), columns=tuple(columns))
         return standardise(dataset) if self.options.standardise else dataset
 

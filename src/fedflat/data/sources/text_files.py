@@ -15,7 +15,7 @@ from fedflat.data.files.cache import cache_entry, fingerprint
 from fedflat.data.files.tokeniser import BYTES, TOKENISER_VALUES, file_version, load_tokeniser, tokeniser_versions
 from fedflat.data.sources.source import DatasetSource
 from fedflat.data.texts import Row, TextFormat, read_texts, write_texts
-from fedflat.errors import UserError, similar_file
+from fedflat.errors import UserError, missing_file
 from fedflat.registry import require_package
 from fedflat.text import absolute_path, param
 
@@ -84,11 +84,13 @@ class TextFiles(DatasetSource):
             found = {split: [path / f"{split}{suffix}" for suffix in READABLE] for split in ("train", "test")}
             files = {split: file for split, paths in found.items() for file in paths if file.is_file()}
         if "train" not in files or not files["train"].is_file() or files["train"].suffix.lower() not in READABLE:
-            problem = "has no texts" if path.exists() else f"does not exist{similar_file(path)}"
-            raise UserError(
-                f"{path} {problem}; expected a {', '.join(READABLE)} file, a folder with such files named train and "
-                "test, or a folder written by save_to_disk of a Hugging Face dataset"
+            expected = (
+                f"a {', '.join(READABLE)} file, a folder with such files named train and test, or a folder written by "
+                "save_to_disk of a Hugging Face dataset"
             )
+            if not path.exists():
+                raise missing_file(path, expected)
+            raise UserError(f"{path} has no texts; expected {expected}")
         return {split: partial(_read_file, file) for split, file in files.items()}, [*map(file_version, files.values())]
 
     def _hub_splits(self) -> tuple[dict[str, Any], list[str]]:

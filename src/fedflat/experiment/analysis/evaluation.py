@@ -49,9 +49,6 @@ PARTS = {
     "fine-tuned-unseen": "held-out clients before and after local fine-tuning",
 }
 """The parts of an evaluation by name, with what each is measured on."""
-
-PARTS_WITH_STATISTICS = ("clients", "domains", "fine-tuned", "fine-tuned-unseen")
-"""Parts that use the clients' own BatchNorm statistics, if they have any."""
 Corruptions = Mapping[str, Mapping[int, Examples]]
 """Corrupted test sets, by corruption and severity."""
 Part = dict[str, Any]
@@ -141,17 +138,15 @@ def evaluate(
     model = require_model(record, average)
     problem, partition = reopen(record, dataset=dataset, network=network, task=task)
     state = state_of(record, model, problem, rounds)
+    has_statistics = record.config.training.statistics == "own" and problem.buffer_layout.names
     is_final = rounds in (None, record.rounds)
-    statistics = client_statistics(record) if is_final else {}  # saved only at the end of the run
+    statistics = {} if not has_statistics else client_statistics(record) if is_final else None
     evaluator = _Evaluator(
         record.config, problem, partition, state, fine_tuning or FineTuning(), corruptions, statistics
     )
     parts, missing = {}, {}
     with torch.random.fork_rng(devices=[]):  # fine-tuning reseeds the caller's generator
         for name in names:
-            if name in PARTS_WITH_STATISTICS and not is_final and record.config.training.statistics == "own":
-                missing[name] = "clients' own BatchNorm statistics are saved only after the last round"
-                continue
             progress(name)
             compute_part = getattr(evaluator, name.replace("-", "_"))
             try:
@@ -172,14 +167,21 @@ class _Evaluator:
         model: ModelState,
         fine_tuning: FineTuning,
         corrupted_sets: Corruptions | None,
-        statistics: Mapping[int, Tensor],
+        statistics: Mapping[int, Tensor] | None,
     ) -> None:
         self.config, self.problem, self.partition, self.model = config, problem, partition, model
         self.fine_tuning, self.corrupted_sets = fine_tuning, corrupted_sets
         self.metric, self.lower_is_better = problem.task.metric, lower_is_better(problem.task)
         self.scorer = Scorer(problem, model)
-        self.statistics = statistics  # BatchNorm statistics by client (SiLoBN), else empty
+        self._statistics = statistics  # None: they have changed since and are lost
         self.data = problem.data
+
+    @property
+    def statistics(self) -> Mapping[int, Tensor]:
+        """The clients' own BatchNorm statistics (SiLoBN) by client; empty if clients have none."""
+        if self._statistics is None:
+            raise NotAvailable("clients' own BatchNorm statistics are saved only after the last round")
+        return self._statistics
 
     def test(self) -> Part:
         """The whole test set, even if the run evaluated on a sample of it."""

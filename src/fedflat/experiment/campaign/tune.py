@@ -104,7 +104,11 @@ class Search:
 
     def example_config(self) -> Config:
         """The config of a trial with the first value of every setting and the first seed."""
-        return self.config(extreme_values(self.space)[0], self.tune.seeds[0])
+        return self.extreme_configs()[0]
+
+    def extreme_configs(self) -> list[Config]:
+        """The configs of trials with the first and with the last value of every setting, and the first seed."""
+        return [self.config(values, self.tune.seeds[0]) for values in extreme_values(self.space)]
 
     def identity(self) -> Values:
         """Everything that determines what trials try and how they score, by setting.
@@ -190,8 +194,8 @@ def plan_search(file: SweepFile, out: Path, where: object = "the file") -> Searc
     if len(set(tune.seeds)) < len(tune.seeds) or min(tune.seeds) < 0:
         raise UserError(f"tune.seeds is {tune.seeds}; expected distinct seeds of 0 or more, for example [0, 1, 2]")
     search = Search(base, space, tune, file, out)
-    for values in extreme_values(space):  # if both ends of every range are valid, so are the values in between
-        check_scoring(search.config(values, tune.seeds[0]))
+    for config in search.extreme_configs():  # if both ends of every range are valid, so are the values in between
+        check_scoring(config)
     return search
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedflat.errors import MachineFailed, UserError
+from fedflat.errors import MachineFailed, UserError, missing_file
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.tensor_files import read_tensors
 from fedflat.models import classifier_parameters
@@ -46,9 +46,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a weights file, for example {path / 'model.safetensors'}")
     if not path.exists():
-        raise UserError(
-            f"{path} does not exist; expected a weights file: the model.safetensors of a run, or a state_dict (.pt)"
-        )
+        raise missing_file(path, "a weights file: the model.safetensors of a run, or a state_dict (.pt)")
     if path.suffix in TORCH_SUFFIXES:
         return _strip_wrapper_prefixes(_read_state_dict(path)), ""
     tensors, architecture = _read_safetensors(path)

@@ -274,21 +274,22 @@ class RunFolder:
 
     def read_tensors(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and header that ``write_tensors`` wrote."""
-        path = self.path / name
+        path, advice = self.path / name, f"restore it, {self.remedy}"
+        if "/" not in name:  # a final model, not a checkpoint or a model saved during the run
+            advice = f"if the run still has its checkpoint, write it again: {self.resume_command}; otherwise {advice}"
         try:
             tensors, header = tensor_files.read_tensors(path)
         except FileNotFoundError:
-            advice = f"the run has not written it; if the run was interrupted: {self.resume_command}"
-            if self.has_ended:
-                advice = f"if the run still has its checkpoint, write it again: {self.resume_command}"
+            if not self.has_ended:
+                advice = f"the run has not written it; if the run was interrupted: {self.resume_command}"
             raise DamagedFile(f"{path} is missing; {advice}") from None
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise MachineFailed(f"cannot read {path}: {reason}; make it a readable file") from None
         except DamagedFile as error:
-            raise DamagedFile(f"{error}; restore it, {self.remedy}") from None
+            raise DamagedFile(f"{error}; {advice}") from None
         if not header:
-            raise DamagedFile(f"{path} is damaged or was not written by fedflat; restore it, {self.remedy}")
+            raise DamagedFile(f"{path} is damaged or was not written by fedflat; {advice}")
         return tensors, header
 
 

@@ -39,11 +39,11 @@ from fedflat.text import parameters, show, show_value
 
 SUMMARY_LABELS = {
     "mean_last": MEAN_LABEL,
-    "last": "last",
-    "best": "best over test",
-    "at_best_validation": "at best validation",
+    "last": "last value",
+    "best": "best test value",
+    "at_best_validation": "value at best validation",
 }
-"""Summary values of a run, with their labels; the last one needs a validation split."""
+"""Summary values of a run, with their labels, which also follow "the"; the last one needs a validation split."""
 AXES = {
     "round": "communication round",
     "backward_passes": "backward passes",
@@ -112,8 +112,8 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
     for target in targets:
         check_target(target, metric)
     rows = [_row_values(number, row, metric, lower_is_better, targets) for number, row in enumerate(group.rows)]
-    selects = any(row["values"]["at_best_validation"] for row in rows)
-    if by == "at_best_validation" and not selects:
+    has_validation = group.records[0].config.data.validation > 0  # the same for all runs of a group
+    if by == "at_best_validation" and not has_validation:
         raise UserError(
             "at_best_validation needs runs with a validation split; set data.validation, for example to 0.1"
         )
@@ -125,7 +125,9 @@ def _section_values(group: Group, targets: Sequence[float], baseline: str | None
         "protocol": group.protocol,
         "metric": metric,
         "lower_is_better": lower_is_better,
-        "summaries": {name: SUMMARY_LABELS[name] for name in SUMMARY_LABELS if selects or name != "at_best_validation"},
+        "summaries": {
+            name: label for name, label in SUMMARY_LABELS.items() if has_validation or name != "at_best_validation"
+        },
         "uneven": has_uneven_means(rows, by),  # if True, means are not compared
         "share": is_share(metric),
         "timed": has_virtual_time(group.records),

@@ -16,6 +16,7 @@ CHARACTER_WIDTH, SEPARATION = 4.5, 12.0
 SHORT_HEADS = {
     "row": "algorithm",
     "mean_last": "last 10 %",
+    "last": "last",
     "best": "best",
     "at_best_validation": "at best val.",
     "backward_passes": "passes",
