@@ -15,7 +15,7 @@ def _runnable(page: Path) -> list[Block]:
     return [block for block in BLOCKS[page] if block.language == "python" and not block.skipped]
 
 
-@pytest.mark.parametrize("page", filter(_runnable, PAGES), ids=name)
+@pytest.mark.parametrize("page", list(filter(_runnable, PAGES)), ids=name)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if any("from transformers" in block.code for block in _runnable(page)):
         pytest.importorskip("peft")  # and therefore transformers
