@@ -62,7 +62,7 @@ class ClientUpdates:
         tensors = {
             "displacement": cohort_means.displacement,
             "loss": outcome.loss,
-            **_absolute(flat_state(outcome.message_means), server, setup, 1.0),
+            **{f"sent/{name}": m for name, m in _absolute(flat_state(outcome.message_means), server, setup).items()},
         }
         if len(flights) > 1:
             tensors |= {"uniform": cohort_means.uniform, "direction": cohort_means.direction}
@@ -179,8 +179,8 @@ class AsynchronousTimeline(TimedTimeline):
         arrived, together, trained = set(update.arrived), list[ClientUpdates](), dict[int, Client]()
         flights = sorted(update.dispatched, key=lambda flight: flight.repetition)
         # A client's next repetition starts from the state that the last one left; without state, all train together.
-        batches = [list(batch) for _, batch in groupby(flights, lambda flight: flight.repetition)]
-        for batch in batches if self._has_client_state else [flights] if flights else []:
+        for _, members in groupby(flights, lambda flight: self._has_client_state and flight.repetition):
+            batch = list(members)
             landed = [flight for flight in batch if flight in arrived]
             groups = [list(group) for _, group in groupby(landed, lambda flight: flight.repetition)]
             groups += [[flight] for flight in batch if flight not in arrived]
@@ -226,9 +226,9 @@ class AsynchronousTimeline(TimedTimeline):
         """
         ages = [update.staleness(group.flights[0]) for group in groups]
         scales, weights = [self._policy.scale(tau) for tau in ages], [self._policy.weight(tau) for tau in ages]
-        first = groups[0].outcome
-        if len(groups) == 1 and scales == weights == [1.0] and groups[0].version == update.version and first:
-            return Outcome(**{**vars(first), "clients": clients, "rows": None})
+        first, is_current = groups[0], groups[0].version == update.version
+        if len(groups) == 1 and scales == weights == [1.0] and is_current and first.outcome:
+            return replace(first.outcome, clients=clients, rows=None)
         training = self.setup.training
         samples = [count for group in groups for count in group.samples]
         shares = {
@@ -240,17 +240,15 @@ class AsynchronousTimeline(TimedTimeline):
         z = training.algorithm.broadcast(x, server.states)
         scaled = {kind: [p * scale for p, scale in zip(shares[kind], scales, strict=True)] for kind in shares}
         displacement = _weighted_sum([group.tensors["displacement"] for group in groups], scaled["aggregation"])
-        if self._policy.mixes_models and groups[0].version != update.version:  # otherwise the displacement is y - z
-            model = self._starts[groups[0].version] + groups[0].tensors["displacement"]
-            displacement = scales[0] * (model - z)
+        if self._policy.mixes_models and not is_current:  # otherwise the displacement is y - z
+            displacement = scales[0] * (self._starts[first.version] + first.tensors["displacement"] - z)
         directed = [p * weight for p, weight in zip(shares["uniform"], weights, strict=True)]
-        directed = [weight / sum(directed) for weight in directed]
         cohort_means = CohortMeans(
             x=x,
             z=z,
             displacement=displacement,
             uniform=_weighted_sum([group.uniform for group in groups], scaled["uniform"]),
-            direction=_weighted_sum([group.direction for group in groups], directed),
+            direction=_weighted_sum([group.direction for group in groups], [p / sum(directed) for p in directed]),
             mean={},
             share=len(samples) / training.clients,
             cohort_size=len(samples),
@@ -261,22 +259,22 @@ class AsynchronousTimeline(TimedTimeline):
             name: _weighted_sum([group.tensors[f"sent/{name}"] for group in groups], shares[field.weighting])
             for name, field in fields.items()
         }
-        means = with_prefix(_absolute(absolute, server, self.setup, -1.0), "sent/")
         buffers, integer_buffers = server.model.buffers, server.model.integer_buffers
         if not training.own_statistics:
             mixed = [p * weight for p, weight in zip(shares["aggregation"], weights, strict=True)]
             received = [group.tensors["buffers"] for group in groups]
             buffers = _weighted_sum([buffers, *received], [1 - sum(mixed), *mixed])
-            integer_buffers = with_prefix(groups[0].tensors, "integers/")
-        passes = [group.cost.backward_passes / sum(group.cost.backward_passes for group in groups) for group in groups]
+            integer_buffers = with_prefix(first.tensors, "integers/")
+        cost = sum((group.cost for group in groups), Cost())
+        passes = [group.cost.backward_passes / cost.backward_passes for group in groups]
         return Outcome(
             cohort_means=cohort_means,
-            message_means=nested_state(means),
+            message_means=nested_state(_absolute(absolute, server, self.setup, -1.0)),
             clients=clients,
             buffers=buffers,
             integer_buffers=integer_buffers,
             loss=_weighted_sum([group.tensors["loss"] for group in groups], passes),
-            cost=sum((group.cost for group in groups), Cost()),
+            cost=cost,
         )
 
     def metrics(self) -> dict[str, Any]:
@@ -310,16 +308,16 @@ class AsynchronousTimeline(TimedTimeline):
 
 
 def _absolute(
-    messages: Mapping[str, Tensor], server: ServerState, setup: TimelineSetup, sign: float
+    messages: Mapping[str, Tensor], server: ServerState, setup: TimelineSetup, sign: float = 1.0
 ) -> dict[str, Tensor]:
-    """Messages under their names in ``ClientUpdates``, plus (or, with ``sign`` -1, minus) what they are relative to."""
+    """Messages by ``slot.field``, plus (or, with ``sign`` -1, minus) the server vectors that they are relative to."""
     states = flat_state(server.states)
     relative = {
         f"{slot}.{name}": states[f"{slot}.{field}"]
         for slot, part in setup.algorithm.slots()
         for name, field in part.relative_messages.items()
     }
-    return {f"sent/{n}": m + sign * relative[n] if n in relative else m for n, m in messages.items()}
+    return {name: m + sign * relative[name] if name in relative else m for name, m in messages.items()}
 
 
 def _by_group(groups: list[ClientUpdates], weights: list[float]) -> list[float]:
