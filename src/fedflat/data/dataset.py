@@ -239,15 +239,10 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
         raise UserError(f"{split_name} has {counts}; expected the same number of each")
     if not len(examples):
         raise UserError(f"{split_name} is empty; expected at least one example")
-    inputs = examples.inputs
-    if dataset.kind == "segmentation":
-        _check_masks(split_name, examples, dataset)
-    elif dataset.target_type == "numbers":
-        _check_numbers(split_name, examples, dataset)
-    elif dataset.target_type == "labels":
-        _check_multi_labels(split_name, examples, dataset)
-    else:
-        _check_labels(split_name, examples, dataset)
+    inputs, groups = examples.inputs, examples.groups
+    checks = {"classes": _check_labels, "numbers": _check_numbers, "labels": _check_multi_labels}
+    check = _check_masks if dataset.kind == "segmentation" else checks[dataset.target_type]
+    check(split_name, examples, dataset)
     # Mapped inputs may be larger than memory, so they are not read in full here.
     if inputs.is_floating_point() and not isinstance(inputs, MappedTensor):
         for block in row_blocks(inputs):
@@ -255,16 +250,14 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
                 raise UserError(
                     f"{split_name} has inputs that are NaN, infinite or too large for float32; expected finite values"
                 )
-    if examples.groups is not None and examples.groups.ndim != 1:
+    if groups is not None and groups.ndim != 1:
         raise UserError(
-            f"the groups of {split_name} have shape {tuple(examples.groups.shape)}; expected one natural client per "
-            "example, shape [n]"
+            f"the groups of {split_name} have shape {tuple(groups.shape)}; expected one natural client per example, "
+            "shape [n]"
         )
-    if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
-        raise UserError(
-            f"{split_name} has group {int(examples.groups.max())}, but only {len(dataset.group_names)} group names "
-            "are given"
-        )
+    names = dataset.group_names
+    if names and groups is not None and int(groups.max()) >= len(names):
+        raise UserError(f"{split_name} has group {int(groups.max())}, but only {len(names)} group names are given")
 
 
 def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:

@@ -128,12 +128,9 @@ def reopen(
         record.folder.load_plugins()
     config = config or record.config
     name_of_data = name_user_objects(config, dataset, None).data.dataset
-    if dataset is None:
-        dataset = record.user_objects.get("data")
-    if network is None:
-        network = record.user_objects.get("model")
-    if task is None:
-        task = record.user_objects.get("task")
+    dataset = record.user_objects.get("data") if dataset is None else dataset
+    network = record.user_objects.get("model") if network is None else network
+    task = record.user_objects.get("task") if task is None else task
     for user_object, name, argument in ((dataset, config.data.dataset, "dataset"), (network, config.model, "network")):
         if user_object is None and is_user_supplied(name):
             raise _missing_object(record, argument, name, method)
@@ -146,8 +143,7 @@ def reopen(
         raise UserError(
             f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."
         )
-    custom_task = recorded_fingerprints(record.folder).get("task") if record.folder and task is None else None
-    if record.folder and custom_task:
+    if record.folder and task is None and (custom_task := recorded_fingerprints(record.folder).get("task")):
         warnings.warn(
             f"the run in {record.folder.path} used a custom task, {custom_task}; without it, loss and metrics are "
             f"those of {type(problem.task).__name__}; pass it again in Python: task=...",
