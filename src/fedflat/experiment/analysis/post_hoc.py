@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedflat.algorithms import algorithm
@@ -19,7 +18,7 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements, measure_cohort
 from fedflat.experiment.analysis.observer import FixedSample
-from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
+from fedflat.experiment.analysis.reopen import on_device, reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import (
     Moment,
     Replay,
@@ -29,7 +28,7 @@ from fedflat.experiment.analysis.replay import (
     moment_at_start,
 )
 from fedflat.experiment.analysis.theory import Theory, theory, trivial_loss
-from fedflat.experiment.config import Config, FlatnessSettings
+from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.checkpoint import has_checkpoint
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
 from fedflat.flatness.theory import Constants
@@ -55,7 +54,8 @@ class PostHoc:
 
     def __post_init__(self) -> None:
         """Build the run's problem, partition and initial model again on this machine, and draw the fixed sample."""
-        self.config = _with_local_device(self.record.config)
+        trained_on = self.record.config.engine.device
+        self.config = on_device(self.record.config, "cpu" if trained_on == "cpu" else "auto")
         self.problem, self.partition = reopen(
             self.record, config=self.config, method="post_hoc", with_initial_weights=True, **self.user_objects
         )
@@ -250,17 +250,6 @@ class PostHoc:
             raise UserError(
                 f"clients of {self.config.algorithm} have no control variate or dual; use scaffold or fedmoswa"
             )
-
-
-def _with_local_device(config: Config) -> Config:
-    """Return a run's config with the best device of this machine; runs on a CPU stay there.
-
-    Without a GPU, tf32 and bf16 become float32.
-    """
-    if config.engine.device == "cpu":
-        return config
-    has_gpu_precision = config.engine.precision in ("tf32", "bf16") and not torch.cuda.is_available()
-    return config.changed(engine={"device": "auto"} | ({"precision": "float32"} if has_gpu_precision else {}))
 
 
 def post_hoc(

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from fedflat.data import Dataset, Partition
@@ -101,6 +102,14 @@ def config_for_measurement(config: Config, device: str | None, precision: str | 
     if device is not None and device not in ("auto", "cpu", "cuda"):
         raise one_of("device", device, ("auto", "cpu", "cuda"))
     return config.changed(engine={"device": device or "auto", "precision": precision})
+
+
+def on_device(config: Config, device: str) -> Config:
+    """Return a run's config with another device; tf32 and bf16 become float32 if it is no GPU."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    needs_gpu = config.engine.precision in ("tf32", "bf16")
+    precision = "float32" if needs_gpu and not on_gpu else config.engine.precision
+    return config.changed(engine={"device": device, "precision": precision})
 
 
 def reopen(

@@ -25,6 +25,7 @@ from fedflat.experiment.analysis.reopen import (
     at_round,
     client_of,
     config_for_measurement,
+    on_device,
     parse_reference,
     primary_model,
     reopen,
@@ -383,9 +384,7 @@ def local_models(
 def replay_after(server: RunModel, after_round: int | None = None) -> Replay:
     """Return a replay of the round after ``after_round`` (default: the last checkpoint), in the run's precision."""
     record = server.record
-    config = record.config.changed(engine={"device": server.problem.device.type})
-    if config.engine.precision in ("tf32", "bf16") and config.engine.device == "cpu":  # both need a GPU
-        config = config.changed(engine={"precision": "float32"})
+    config = on_device(record.config, server.problem.device.type)
     problem, partition = server.problem, server.partition
     measured_in = "float64" if problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
     if missing_state(algorithm(config.algorithm), config) or config.engine.precision != measured_in:

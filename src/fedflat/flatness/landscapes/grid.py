@@ -227,22 +227,15 @@ def evaluate_models(
     fetched: list[Values] = []
     on_device: list[Tensor] = []
     names: tuple[str, ...] = ()  # known after the first model
-
-    def fetch() -> None:
-        """Move all measurements from the list ``on_device`` to the CPU, as one array in the list ``fetched``."""
-        if on_device:
-            fetched.append(torch.stack(on_device).double().cpu().numpy())
-            on_device.clear()
-
     with torch.no_grad():
         for done, model in enumerate(models, 1):
             values = measure(model)
             names = names or tuple(values)
             on_device.append(torch.stack([values[name].double() for name in names]))
             if len(on_device) == fetch_every or done == total:
-                fetch()
+                fetched.append(torch.stack(on_device).cpu().numpy())
+                on_device.clear()
                 progress(done, total)
-    fetch()
     table = np.concatenate(fetched) if fetched else np.zeros((0, 0))
     return {name: table[:, column] for column, name in enumerate(names)}
 
