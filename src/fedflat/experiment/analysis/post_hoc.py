@@ -99,12 +99,9 @@ class PostHoc:
 
     def gaps(self) -> dict[str, list[Measurements]]:
         """Measure generalisation gaps; return, for each model name, one row per round with a stored model."""
-        rows_of_model = {}
-        for name in self.record.evaluated or ["server"]:
-            rows = self._over_rounds(name, f"gap of {name}", self.sample.gap)
-            if rows:
-                rows_of_model[name] = rows
-        return rows_of_model
+        names = self.record.evaluated or ["server"]
+        rows = {name: self._over_rounds(name, f"gap of {name}", self.sample.gap) for name in names}
+        return {name: of_model for name, of_model in rows.items() if of_model}
 
     def accuracies(self, average: str = "server") -> list[Measurements]:
         """Measure a model's accuracies per class and client, and its feature norms, at every available round."""
@@ -224,14 +221,11 @@ class PostHoc:
         whose model is available are left out, because ``constants`` measures them. So are rounds in which a constant
         was not finite, which is logged as None.
         """
-        measurable_rounds = set(self.model_rounds())
+        measurable = self.model_rounds()
         rows = []
         for record in self.record.history:
             logged = record.get("flatness", {})
-            if "constants" not in logged or record["round"] in measurable_rounds:
-                continue
-            all_finite = None not in logged["constants"].values()
-            if all_finite:
+            if "constants" in logged and record["round"] not in measurable and None not in logged["constants"].values():
                 values = {"constants": logged["constants"], "gradients": logged["gradients"]}
                 rows.append({"round": record["round"], **values})
         return rows

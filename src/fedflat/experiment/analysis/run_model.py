@@ -205,10 +205,8 @@ class RunModel:
             state: weights and buffers that replace the model's.
         """
         if not batch_size:
-            batch_size = MAX_INPUT_VALUES_PER_BATCH[self.problem.device.type] // math.prod(
-                self.problem.data.input_shape
-            )
-            batch_size = max(1, min(MAX_BATCH, batch_size))
+            values = math.prod(self.problem.data.input_shape)
+            batch_size = max(1, min(MAX_BATCH, MAX_INPUT_VALUES_PER_BATCH[self.problem.device.type] // values))
         return objective_on(
             self.problem, state or self._with_fixed_batchnorm, examples, positions, batch_size, self.tf32
         )
