@@ -7,6 +7,7 @@ send is kept until they arrive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -80,17 +81,13 @@ class ClientUpdates:
         """Version of the server model that the clients started from."""
         return self.flights[0].version
 
-    @property
-    def uniform(self) -> Tensor:
-        """The uniform mean of the displacements [parameters]."""
-        return self.tensors.get("uniform", self.tensors["displacement"])
-
-    @property
-    def direction(self) -> Tensor:
-        """The uniform mean of the displacements divided by -H_i, in units of a gradient [parameters]."""
-        if "direction" in self.tensors:
-            return self.tensors["direction"]
-        return self.tensors["displacement"] * (-1 / self.tensors["lr_sum"]) + 0.0  # as a sum of rows, without -0
+    def mean(self, name: str) -> Tensor:
+        """A mean over the clients by its name in ``tensors``; of one client, also ``uniform`` and ``direction``."""
+        if name in self.tensors:
+            return self.tensors[name]
+        displacement = self.tensors["displacement"]
+        # A direction is a displacement divided by -H_i, here as a sum of rows, without -0.
+        return displacement if name == "uniform" else displacement * (-1 / self.tensors["lr_sum"]) + 0.0
 
 
 class AsynchronousTimeline(TimedTimeline):
@@ -238,8 +235,7 @@ class AsynchronousTimeline(TimedTimeline):
         }
         x = server.model.weights
         z = training.algorithm.broadcast(x, server.states)
-        scaled = {kind: [p * scale for p, scale in zip(shares[kind], scales, strict=True)] for kind in shares}
-        displacement = _weighted_sum([group.tensors["displacement"] for group in groups], scaled["aggregation"])
+        displacement = _weighted_sum(groups, "displacement", shares["aggregation"], scales)
         if self._policy.mixes_models and not is_current:  # otherwise the displacement is y - z
             displacement = scales[0] * (self._starts[first.version] + first.tensors["displacement"] - z)
         directed = [p * weight for p, weight in zip(shares["uniform"], weights, strict=True)]
@@ -247,8 +243,8 @@ class AsynchronousTimeline(TimedTimeline):
             x=x,
             z=z,
             displacement=displacement,
-            uniform=_weighted_sum([group.uniform for group in groups], scaled["uniform"]),
-            direction=_weighted_sum([group.direction for group in groups], [p / sum(directed) for p in directed]),
+            uniform=_weighted_sum(groups, "uniform", shares["uniform"], scales),
+            direction=_weighted_sum(groups, "direction", [p / sum(directed) for p in directed]),
             mean={},
             share=len(samples) / training.clients,
             cohort_size=len(samples),
@@ -256,14 +252,12 @@ class AsynchronousTimeline(TimedTimeline):
         )
         fields = flat_fields(training.algorithm.message_fields())
         absolute = {
-            name: _weighted_sum([group.tensors[f"sent/{name}"] for group in groups], shares[field.weighting])
-            for name, field in fields.items()
+            name: _weighted_sum(groups, f"sent/{name}", shares[field.weighting]) for name, field in fields.items()
         }
         buffers, integer_buffers = server.model.buffers, server.model.integer_buffers
         if not training.own_statistics:
             mixed = [p * weight for p, weight in zip(shares["aggregation"], weights, strict=True)]
-            received = [group.tensors["buffers"] for group in groups]
-            buffers = _weighted_sum([buffers, *received], [1 - sum(mixed), *mixed])
+            buffers = _weighted_sum(groups, "buffers", mixed, start=(1 - sum(mixed)) * buffers)
             integer_buffers = with_prefix(first.tensors, "integers/")
         cost = sum((group.cost for group in groups), Cost())
         passes = [group.cost.backward_passes / cost.backward_passes for group in groups]
@@ -273,7 +267,7 @@ class AsynchronousTimeline(TimedTimeline):
             clients=clients,
             buffers=buffers,
             integer_buffers=integer_buffers,
-            loss=_weighted_sum([group.tensors["loss"] for group in groups], passes),
+            loss=_weighted_sum(groups, "loss", passes),
             cost=cost,
         )
 
@@ -329,9 +323,11 @@ def _by_group(groups: list[ClientUpdates], weights: list[float]) -> list[float]:
     return totals if len(groups) > 1 else [1.0]  # a sum of weights need not be exactly 1
 
 
-def _weighted_sum(values: list[Tensor], weights: list[float]) -> Tensor:
-    """The weighted sum of tensors of one shape, added in order."""
-    total = weights[0] * values[0]
-    for value, weight in zip(values[1:], weights[1:], strict=True):
-        total = torch.add(total, value, alpha=weight)
+def _weighted_sum(groups: list[ClientUpdates], name: str, *factors: list[float], start: Tensor | None = None) -> Tensor:
+    """``start`` plus a mean of each group times the product of its ``factors``, added in order."""
+    total = start
+    for group, *group_factors in zip(groups, *factors, strict=True):
+        value, weight = group.mean(name), math.prod(group_factors)
+        total = weight * value if total is None else torch.add(total, value, alpha=weight)
+    assert total is not None
     return total

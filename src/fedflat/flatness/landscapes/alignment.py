@@ -111,8 +111,7 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
     """Return the hidden layers of a chain of layers; raise a ``UserError`` if the module is no such chain."""
     layers: list[HiddenLayer] = []
     used: set[int] = set()  # identities of the tensors of previous layers
-    previous: nn.Module | None = None  # with weights
-    is_flat = False  # whether each example is a vector after ``previous``
+    output, ndim = "", 0  # of the layers so far: units of a linear layer, channels of a convolution, or flat channels
     for name, part in _chain("", module):
         tensors = dict((*part.named_parameters(name), *part.named_buffers(name)))
         if used & set(map(id, tensors.values())):  # one permutation cannot serve both places
@@ -123,24 +122,23 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
             if getattr(part, "groups", 1) != 1:
                 raise _not_alignable(f"{name} is a grouped convolution")
             # Positions of a linear layer's output come before its units, so that flattening interleaves the units.
-            if isinstance(previous, nn.Linear) and part.weight.shape[1] != layers[-1].units:
+            if output == "units" and part.weight.shape[1] != layers[-1].units:
                 raise _not_alignable(f"{name} has {part.weight.shape[1]} inputs for {layers[-1].units} linear units")
-            if isinstance(part, nn.Linear) and isinstance(previous, CONVOLUTIONS) and not is_flat:
+            if isinstance(part, nn.Linear) and output == "channels":
                 raise _not_alignable(f"{name} is applied to the positions of a convolution's output, not its channels")
             if layers:
                 layers[-1].next_weight = names[0]
-            previous, is_flat = part, False
+            output, ndim = "units" if isinstance(part, nn.Linear) else "channels", part.weight.ndim
             layers.append(HiddenLayer(len(part.weight), names))
         elif isinstance(part, NORMALISED):
             if not layers or part.num_features != layers[-1].units:
                 raise _not_alignable(f"{name} does not normalise the units of a hidden layer")
             layers[-1].outputs += names
         elif isinstance(part, nn.Flatten):
-            if isinstance(previous, CONVOLUTIONS):  # whether each example of a batch becomes a vector
-                ndim = previous.weight.ndim
-                is_flat |= (part.start_dim % ndim, part.end_dim % ndim) == (1, ndim - 1)
+            if output == "channels" and (part.start_dim % ndim, part.end_dim % ndim) == (1, ndim - 1):
+                output = "flat"  # each example of a batch becomes a vector
         elif isinstance(part, POOLING):
-            if isinstance(previous, nn.Linear) or is_flat:
+            if output in ("units", "flat"):
                 raise _not_alignable(f"{name} pools over units instead of positions")
         elif not isinstance(part, PASSING):
             raise _not_alignable(f"{name or 'the model'} is of class {type(part).__name__}")
