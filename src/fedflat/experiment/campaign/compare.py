@@ -164,8 +164,7 @@ def run_each(
     """
     inputs = CurrentInputs(user_objects)
     outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
-    unfinished: list[ResumableRun] = []
-    positions: list[int] = []  # of the unfinished runs in ``configs``
+    unfinished: dict[int, ResumableRun] = {}  # likewise
     warn_about_changed_plugins(folders)
     for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         try:
@@ -176,13 +175,13 @@ def run_each(
         except DamagedFile as error:
             outcomes[position] = error
             continue
-        unfinished.append(ResumableRun(config, folder, user_objects))
-        positions.append(position)
-    at_once = parallel_runs([run.config for run in unfinished], callbacks, jobs, user_objects)
+        unfinished[position] = ResumableRun(config, folder, user_objects)
+    positions, runs = list(unfinished), list(unfinished.values())
+    at_once = parallel_runs([run.config for run in runs], callbacks, jobs, user_objects)
     if at_once > 1:
-        running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
+        running = run_in_parallel(runs, at_once, require_remote(callbacks))
     else:
-        running = run_in_sequence(unfinished, callbacks)
+        running = run_in_sequence(runs, callbacks)
     errors: list[tuple[ResumableRun, UserError]] = []
     with closing(running) as results:
         for position in range(len(configs)):
