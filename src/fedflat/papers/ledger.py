@@ -203,7 +203,7 @@ class Ledger:
         """Return one row per paper and one for all, in the columns ``SUMMARY_COLUMNS``."""
         measured = [entry for entry in self.entries if entry.outcome.verdict != "not run"]  # e.g. only released code
         rows = []
-        for name, names in [*((name, [name]) for name in papers()), ("all", list(papers()))]:
+        for row, names in ({name: [name] for name in papers()} | {"all": list(papers())}).items():
             tables = [table for name in names for table in papers()[name].tables.values()]
             printed = sum(bool(cell.published) for table in tables for cell in table.cells.values())
             entries = [entry for entry in measured if entry.cell.table.partition("/")[0] in names]
@@ -214,7 +214,7 @@ class Ledger:
             minutes = sum(result.device_seconds for result in results) / 60
             distinct = len({entry.number_key for entry in entries})
             numbers = (len(entries), distinct, printed, enough, verdicts, len(results), f"{minutes:.0f}")
-            rows.append([name, *map(str, numbers)])
+            rows.append([row, *map(str, numbers)])
         return rows
 
 
