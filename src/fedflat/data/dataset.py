@@ -261,10 +261,7 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
 
 
 def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position."""
     targets, inputs = examples.targets, examples.inputs
     if targets.dtype != torch.int64:
         raise UserError(f"the targets of {split_name} are {targets.dtype}; expected class numbers of type int64")
@@ -290,10 +287,7 @@ def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None
 
 
 def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes."""
     targets, shape = examples.targets, dataset.train.targets.shape[1:]  # shape per example: () or (columns,)
     if not targets.is_floating_point() or targets.ndim > 2 or targets.shape[1:] != shape or not dataset.num_outputs:
         raise UserError(
@@ -310,10 +304,7 @@ def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> Non
 
 
 def _check_multi_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are bool [n, labels], and the dataset has a name for each label.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless targets are bool [n, labels], and the dataset has a name for each label."""
     targets = examples.targets
     if targets.dtype != torch.bool or targets.shape[1:] != (dataset.num_classes,) or not dataset.num_classes:
         raise UserError(
@@ -323,10 +314,7 @@ def _check_multi_labels(split_name: str, examples: Examples, dataset: Dataset) -
 
 
 def _check_masks(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless images and masks are uint8, of one size, and every mask pixel has a known class.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless images and masks are uint8, of one size, and every mask pixel has a known class."""
     masks, images = examples.targets, examples.inputs
     if images.dtype != torch.uint8 or images.ndim != 4 or masks.dtype != torch.uint8:
         raise UserError(
