@@ -272,9 +272,8 @@ class Run:
     def models(self) -> dict[str, ModelState]:
         """The current models by name: ``server``, further models of the drift slot, and averages that have begun."""
         server = self.server.model
-        models = {"server": server}
-        for name, weights in self.algorithm.drift.evaluated(self.server.states["drift"]).items():
-            models[name] = server._replace(weights=weights)
+        further = self.algorithm.drift.evaluated(self.server.states["drift"])
+        models = {"server": server} | {name: server._replace(weights=weights) for name, weights in further.items()}
         flat_model = _flat(server)
         for name, average in self.averages.items():
             mean = average.model(flat_model)
