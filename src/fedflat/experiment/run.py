@@ -111,7 +111,7 @@ class Run:
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
         self._flatness: Observer | None = None
         if config.flatness.every is not None:
-            self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training)
+            self._flatness = Observer(config, self.problem, self.partition, self.algorithm)
         self._stores: dict[str, RowStore] = {}  # client states and averages, by name
         self._bn_statistics: dict[int, Tensor] = {}  # by client, if clients keep their own
         self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
