@@ -48,6 +48,13 @@ def test_groups_may_be_anything_with_a_text() -> None:
     assert from_texts(rows, rows, group="day", length=3).group_names == ("2020-01-01", "2020-01-02")
 
 
+def test_classes_may_be_the_clients() -> None:
+    data = from_texts(ROWS, target="label", group="label", length=4)
+    assert data.group_names == data.classes
+    assert data.train.groups is not None
+    assert torch.equal(data.train.groups, data.train.targets)
+
+
 def test_texts_have_classes_and_every_fifth_text_of_a_class_is_a_test_text() -> None:
     data = from_texts(iter(ROWS), target="label", group="topic", length=4)
     assert data.classes == ("ab", "xyz") and data.input_shape == (4,)

@@ -12,11 +12,12 @@ from torch import Tensor
 from fedflat.bench.setting import RandomImages
 from fedflat.cli.shared.screen import print_precision
 from fedflat.errors import UserError
+from fedflat.experiment.analysis.reopen import on_device
 from fedflat.experiment.campaign.compare import existing_run
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import check_precision
-from fedflat.experiment.setup.problem import at_available_precision, decide_precision
+from fedflat.experiment.setup.problem import decide_precision
 from fedflat.flatness.precision import has_bf16
 from fedflat.papers.library import papers
 
@@ -121,7 +122,7 @@ def test_a_cpu_uses_bf16_if_it_has_instructions_for_it(has_amx: bool, monkeypatc
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
     for recorded, available in (("bf16", "bf16" if has_amx else "float32"), ("tf32", "float32")):
-        assert at_available_precision(with_precision(recorded), "cpu").engine.precision == available
+        assert on_device(with_precision(recorded), "cpu").engine.precision == available
     if has_amx:
         check_precision("bf16", on_gpu=False)
     else:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedflat.errors import UserError
+from fedflat.flatness.landscapes import grid
 from fedflat.flatness.landscapes.directions import directions_around
 from fedflat.flatness.landscapes.grid import Landscape, Mark, Model, evaluate_models
 from fedflat.flatness.landscapes.landscape import landscape_around, landscape_of, symmetric_axis
@@ -80,12 +81,11 @@ def test_model_and_buffers_are_unchanged() -> None:
     assert seen == [5.0] * 10  # nine points, and the model itself
 
 
-def test_values_are_fetched_in_groups_and_progress_is_reported() -> None:
+def test_values_are_fetched_in_groups_and_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "FETCH_EVERY", 4)
     told: list[tuple[int, int]] = []
     models = (Model(torch.full((1,), float(n)), EMPTY) for n in range(10))
-    found = evaluate_models(
-        lambda model: {"value": model.weights[0]}, models, 10, lambda *where: told.append(where), fetch_every=4
-    )
+    found = evaluate_models(lambda model: {"value": model.weights[0]}, models, 10, lambda *where: told.append(where))
     assert found["value"].tolist() == list(range(10))
     assert told == [(4, 10), (8, 10), (10, 10)]
 

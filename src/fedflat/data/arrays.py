@@ -77,15 +77,13 @@ def from_arrays(
         raise UserError(f"classes of {name} is {classes!r}; expected a list of class names")
     targets, classes = _to_targets(train_targets, test_targets, name, kind, classes)
     groups, group_names = encode_labels(train_groups, test_groups, name)
-    train = Examples(inputs[0], targets[0], groups[0])
-    test = Examples(inputs[1], targets[1], groups[1])
-    if train.inputs.dtype == torch.uint8 and len(train) and (mean is None or std is None):
-        computed_mean, computed_std = channel_statistics(train.inputs)
-        mean = computed_mean if mean is None else mean
-        std = computed_std if std is None else std
+    train, test = map(Examples, inputs, targets, groups)
     means: tuple[float, ...] = ()
     stds: tuple[float, ...] = ()
     if train.inputs.dtype == torch.uint8:
+        if len(train) and (mean is None or std is None):
+            computed_mean, computed_std = channel_statistics(train.inputs)
+            mean, std = computed_mean if mean is None else mean, computed_std if std is None else std
         means, stds = _to_constants(mean, f"mean of {name}"), _to_constants(std, f"std of {name}")
     dataset = Dataset(name, train, test, tuple(map(str, classes)), means, stds, kind, tuple(group_names))
     if kind == "vector" and not (mean is None and std is None):
@@ -136,7 +134,8 @@ def _to_targets(
     else:
         targets, label_names = encode_labels(train, test, name, classes)
     if classes is None:
-        highest = max(_highest_label(values, kind == "segmentation") for values in targets)
+        labels = [values[values != IGNORED] if kind == "segmentation" else values for values in targets]
+        highest = max((int(values.max()) for values in labels if values.numel()), default=0)
         distinct = len(torch.unique(torch.cat([torch.unique(values) for values in targets])))
         if not label_names and highest >= max(MAX_UNNAMED_CLASSES, 10 * distinct):
             raise UserError(
@@ -163,19 +162,18 @@ def from_clients(clients: Sequence[Pair], test: Pair | None = None, name: str = 
         raise UserError("there are no clients; expected a list of pairs (inputs, targets)")
     pairs = [_to_pair(pair, f"client {number}") for number, pair in enumerate(clients)]
     for what, arrays in zip(("inputs", "targets"), zip(*pairs, strict=True), strict=True):
-        shapes = [tuple(values.shape[1:]) for values in arrays]
-        for number, shape in enumerate(shapes):
-            if shape != shapes[0]:
+        shape, dtype = tuple(arrays[0].shape[1:]), arrays[0].dtype
+        for number, values in enumerate(arrays):
+            if values.shape[1:] != shape:
                 raise UserError(
-                    f"the {what} of client {number} have shape {shape}, those of client 0 {shapes[0]}; "
+                    f"the {what} of client {number} have shape {tuple(values.shape[1:])}, those of client 0 {shape}; "
                     "expected one shape for all clients"
                 )
-        types = [_comparable_type(values) for values in arrays]
-        for number, comparable in enumerate(types):
-            if comparable != types[0]:
+        for number, values in enumerate(arrays):
+            if _comparable_type(values) != _comparable_type(arrays[0]):
                 raise UserError(
-                    f"the {what} of client {number} are of type {arrays[number].dtype}, those of client 0 of "
-                    f"{arrays[0].dtype}; expected one type for all clients"
+                    f"the {what} of client {number} are of type {values.dtype}, those of client 0 of {dtype}; "
+                    "expected one type for all clients"
                 )
     inputs = torch.cat([inputs for inputs, _ in pairs])
     targets = np.concatenate([targets for _, targets in pairs])
@@ -198,32 +196,28 @@ def encode_labels(
     Returns:
         The tensors ``[train, test]``, and the words in the order of their numbers (empty if the labels are integers).
     """
-    splits = [None if values is None else as_native(values) for values in (train, test)]
-    kinds = {_dtype_kind(values) for values in splits if values is not None and len(values)}
+    splits = {split: as_native(values) for split, values in enumerate((train, test)) if values is not None}
+    kinds = {_dtype_kind(values) for values in splits.values() if len(values)}
     integer_kinds = set("biu")  # numpy's letters for booleans, signed and unsigned integers
     if kinds <= integer_kinds:
-        return [None if values is None else torch.as_tensor(values).long() for values in splits], []
+        return [torch.as_tensor(splits[split]).long() if split in splits else None for split in (0, 1)], []
     if "f" in kinds:
         raise UserError(
             f"{dataset} has classes or clients of type float; expected integers from 0, or words: convert them to int"
         )
-    other_kinds = kinds - integer_kinds - set("OSU")  # objects and strings of bytes or characters
-    if other_kinds:
+    if kinds - integer_kinds - set("OSU"):  # neither objects nor strings of bytes or characters
         raise UserError(f"{dataset} has classes or clients that are neither integers nor words; convert them to text")
     if kinds & integer_kinds:
         raise UserError("the training labels and the test labels differ in type; expected words in both or integers")
-    words = [None if values is None else np.asarray(values).astype(str) for values in splits]
-    distinct = np.unique(np.concatenate([values.ravel() for values in words if values is not None]))
+    words = {split: np.asarray(values).astype(str) for split, values in splits.items()}
+    distinct = np.unique(np.concatenate([values.ravel() for values in words.values()]))
     names = distinct.tolist() if classes is None else [str(name) for name in classes]
     for word in distinct:
         if word not in names:
             raise one_of("class", word, names, owner=dataset)
     class_of_distinct = np.array([names.index(word) for word in distinct])
-    tensors = [
-        None if values is None else torch.from_numpy(class_of_distinct[np.searchsorted(distinct, values)])
-        for values in words
-    ]
-    return tensors, names
+    numbers = {split: class_of_distinct[np.searchsorted(distinct, values)] for split, values in words.items()}
+    return [torch.from_numpy(numbers[split]) if split in numbers else None for split in (0, 1)], names
 
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
@@ -279,12 +273,6 @@ def _to_masks(targets: Any) -> torch.Tensor:
     if ids.is_floating_point() or (ids.numel() and (int(ids.min()) < 0 or int(ids.max()) > IGNORED)):
         raise UserError(f"masks contain invalid ids; expected integers from 0 to {IGNORED} ({IGNORED}: ignored pixels)")
     return ids.to(torch.uint8).clone()
-
-
-def _highest_label(targets: torch.Tensor, is_segmentation: bool) -> int:
-    """Return the highest class number in ``targets``, ignored mask pixels aside; 0 if there are no labels."""
-    labels = targets[targets != IGNORED] if is_segmentation else targets
-    return int(labels.max()) if labels.numel() else 0
 
 
 def numeric_tensor(values: Any, name: str) -> torch.Tensor:

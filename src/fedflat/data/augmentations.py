@@ -6,6 +6,7 @@ A step is a function of uniform random numbers drawn in advance; see ``fedflat.d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -290,8 +291,7 @@ class ScaleCrop(AugmentationStep):
         # Interpolate in float32 or float64: positions in bfloat16 would be off by pixels.
         precise = values if values.dtype == torch.float64 else values.float()
         coordinates, inside = [], []  # per axis: source positions, and whether they lie in the scaled image
-        for axis, size in enumerate(values.shape[2:]):
-            positions, scaled_size = self._scaled_positions(axis, size, draws, len(values))
+        for size, scaled_size, positions in self._axes(values.shape[2:], draws, len(values)):
             source = ((positions + 0.5) * (size / scaled_size.to(precise.dtype)) - 0.5).clamp(0, size - 1)
             coordinates.append(to_grid(source, size))
             inside.append((positions >= 0) & (positions < scaled_size))
@@ -301,29 +301,21 @@ class ScaleCrop(AugmentationStep):
     def on_masks(self, masks: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Scale and cut masks [n, H, W] like their images; pixels outside the image are ignored."""
         coordinates, inside = [], []  # per axis: source positions, and whether they lie in the scaled image
-        for axis, size in enumerate(masks.shape[1:]):
-            positions, scaled_size = self._scaled_positions(axis, size, draws, len(masks))
+        for size, scaled_size, positions in self._axes(masks.shape[1:], draws, len(masks)):
             # The nearest source pixel, in exact integer arithmetic.
             coordinates.append(((2 * positions + 1) * size // (2 * scaled_size)).clamp(0, size - 1))
             inside.append((positions >= 0) & (positions < scaled_size))
         windows = gather_pixels(masks[:, None], *coordinates)[:, 0]
         return torch.where(outer_and(*inside), windows, IGNORED)
 
-    def _scaled_positions(self, axis: int, size: int, draws: Draws, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the position in the scaled image of each window row (axis 0) or column (axis 1).
+    def _axes(self, sizes: torch.Size, draws: Draws, batch: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Yield three values for the rows of images with the given ``sizes``, then for their columns.
 
-        Args:
-            axis: 0 for rows, 1 for columns.
-            size: number of rows or columns of the image.
-            draws: random quantities of one training step, from ``draws``.
-            batch: number of examples n.
-
-        Returns:
-            Positions [n, window size], and the number of rows or columns of the scaled image [n, 1].
+        They are their number in the image and in the scaled image [n, 1], and the window's positions in that [n, m].
         """
-        window_size = (self.height, self.width)[axis] or size
-        origin, scaled_size = (draws[name][:batch, axis : axis + 1] for name in ("origin", "scaled"))
-        return origin + torch.arange(window_size, device=origin.device), scaled_size
+        for axis, (size, window_size) in enumerate(zip(sizes, (self.height, self.width), strict=True)):
+            origin, scaled_size = (draws[name][:batch, axis : axis + 1] for name in ("origin", "scaled"))
+            yield size, scaled_size, origin + torch.arange(window_size or size, device=origin.device)
 
 
 @dataclass(frozen=True)

@@ -239,15 +239,10 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
         raise UserError(f"{split_name} has {counts}; expected the same number of each")
     if not len(examples):
         raise UserError(f"{split_name} is empty; expected at least one example")
-    inputs = examples.inputs
-    if dataset.kind == "segmentation":
-        _check_masks(split_name, examples, dataset)
-    elif dataset.target_type == "numbers":
-        _check_numbers(split_name, examples, dataset)
-    elif dataset.target_type == "labels":
-        _check_multi_labels(split_name, examples, dataset)
-    else:
-        _check_labels(split_name, examples, dataset)
+    inputs, groups = examples.inputs, examples.groups
+    checks = {"classes": _check_labels, "numbers": _check_numbers, "labels": _check_multi_labels}
+    check = _check_masks if dataset.kind == "segmentation" else checks[dataset.target_type]
+    check(split_name, examples, dataset)
     # Mapped inputs may be larger than memory, so they are not read in full here.
     if inputs.is_floating_point() and not isinstance(inputs, MappedTensor):
         for block in row_blocks(inputs):
@@ -255,23 +250,18 @@ def _check_examples(split_name: str, examples: Examples, dataset: Dataset) -> No
                 raise UserError(
                     f"{split_name} has inputs that are NaN, infinite or too large for float32; expected finite values"
                 )
-    if examples.groups is not None and examples.groups.ndim != 1:
+    if groups is not None and groups.ndim != 1:
         raise UserError(
-            f"the groups of {split_name} have shape {tuple(examples.groups.shape)}; expected one natural client per "
-            "example, shape [n]"
+            f"the groups of {split_name} have shape {tuple(groups.shape)}; expected one natural client per example, "
+            "shape [n]"
         )
-    if dataset.group_names and examples.groups is not None and int(examples.groups.max()) >= len(dataset.group_names):
-        raise UserError(
-            f"{split_name} has group {int(examples.groups.max())}, but only {len(dataset.group_names)} group names "
-            "are given"
-        )
+    names = dataset.group_names
+    if names and groups is not None and int(groups.max()) >= len(names):
+        raise UserError(f"{split_name} has group {int(groups.max())}, but only {len(names)} group names are given")
 
 
 def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless targets are int64 classes, one per example or, for text, one per position."""
     targets, inputs = examples.targets, examples.inputs
     if targets.dtype != torch.int64:
         raise UserError(f"the targets of {split_name} are {targets.dtype}; expected class numbers of type int64")
@@ -297,10 +287,7 @@ def _check_labels(split_name: str, examples: Examples, dataset: Dataset) -> None
 
 
 def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless targets are finite numbers [n] or [n, columns], and there are no classes."""
     targets, shape = examples.targets, dataset.train.targets.shape[1:]  # shape per example: () or (columns,)
     if not targets.is_floating_point() or targets.ndim > 2 or targets.shape[1:] != shape or not dataset.num_outputs:
         raise UserError(
@@ -317,10 +304,7 @@ def _check_numbers(split_name: str, examples: Examples, dataset: Dataset) -> Non
 
 
 def _check_multi_labels(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless targets are bool [n, labels], and the dataset has a name for each label.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless targets are bool [n, labels], and the dataset has a name for each label."""
     targets = examples.targets
     if targets.dtype != torch.bool or targets.shape[1:] != (dataset.num_classes,) or not dataset.num_classes:
         raise UserError(
@@ -330,10 +314,7 @@ def _check_multi_labels(split_name: str, examples: Examples, dataset: Dataset) -
 
 
 def _check_masks(split_name: str, examples: Examples, dataset: Dataset) -> None:
-    """Raise a ``UserError`` unless images and masks are uint8, of one size, and every mask pixel has a known class.
-
-    ``split_name`` names the examples in messages, e.g. ``the training set of mnist``.
-    """
+    """Raise a ``UserError`` unless images and masks are uint8, of one size, and every mask pixel has a known class."""
     masks, images = examples.targets, examples.inputs
     if images.dtype != torch.uint8 or images.ndim != 4 or masks.dtype != torch.uint8:
         raise UserError(

@@ -146,10 +146,8 @@ def load_corruptions(
     Returns:
         Examples by corruption and severity (1 to 5), mapped and read on access.
     """
-    by_name: dict[str, corruptions.CorruptedCifar] = {}
-    for source in DATASETS.values():
-        if isinstance(source, corruptions.CorruptedCifar):
-            by_name |= {source.of: source, source.name: source}  # e.g. cifar10 and cifar10_c
+    sources = [source for source in DATASETS.values() if isinstance(source, corruptions.CorruptedCifar)]
+    by_name = {name: source for source in sources for name in (source.of, source.name)}  # e.g. cifar10 and cifar10_c
     name = spell_dataset(name)
     if name not in by_name:
         raise one_of("dataset with corruptions", name, by_name)

@@ -156,9 +156,8 @@ def write_texts(
                 f"{split_name} is empty; expected at least one text"
                 + ("" if "test" in splits else "; without a test set, every fifth text is for testing")
             )
-        for column, values in ((layout.target, labels), (layout.group, groups)):
+        for what, column, values in (("targets", layout.target, labels), ("groups", layout.group, groups)):
             if column is not None:
-                what = "targets" if column == layout.target else "groups"
                 np.save(folder / f"{split}_{what}.npy", _as_column(values, column, split_name))
     vocabulary = tokeniser.vocabulary if layout.target is None else classes
     about = {"longest": longest, "classes": None if vocabulary is None else list(vocabulary)}

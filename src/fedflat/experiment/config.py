@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedflat.errors import UserError
 from fedflat.experiment.federation_settings import FederationSettings
@@ -30,13 +30,14 @@ FORMAT: Literal[1] = 1
 """Version of configs and run folders."""
 STORED = "stored"
 """Validation context of a config that is read from a run folder; it was validated when the run began."""
+AbsolutePath = Annotated[Path | None, AfterValidator(lambda path: None if path is None else absolute_path(path))]
 
 
 class DataSettings(SettingsGroup):
     """The dataset and its partition over clients."""
 
     dataset: str = Field("digits", description="dataset, or a file of arrays such as wine.npz (see fedflat data list)")
-    dir: Path | None = Field(
+    dir: AbsolutePath = Field(
         None, description="folder of downloaded datasets; default: $FEDFLAT_DATA, or the user's cache"
     )
     partition: str = Field("dirichlet(alpha=0.1)", description="how training examples are distributed over clients")
@@ -86,11 +87,6 @@ class DataSettings(SettingsGroup):
         from fedflat.data import AUGMENTATIONS
 
         return "none" if text.strip().lower() == "none" else respell(text, AUGMENTATIONS)
-
-    @field_validator("dir")
-    @classmethod
-    def _absolute_dir(cls, folder: Path | None) -> Path | None:
-        return None if folder is None else absolute_path(folder)
 
 
 class TrainingSettings(SettingsGroup):
@@ -244,7 +240,7 @@ class Config(SettingsGroup):
     format: Literal[1] = Field(FORMAT, description="version of the format of this file and of the run folder")
     algorithm: str = Field("fedavg", description="algorithm, as name(parameter=value)+part(parameter=value)")
     model: str = Field("mlp", description="model, as name(parameter=value)")
-    init: Path | None = Field(
+    init: AbsolutePath = Field(
         None, description="initial weights, .safetensors or a state_dict (.pt); default: drawn with the seed"
     )
     init_head: Literal["given", "fresh"] = Field(
@@ -285,11 +281,6 @@ class Config(SettingsGroup):
         from fedflat.models import MODELS
 
         return respell(text, MODELS)
-
-    @field_validator("init")
-    @classmethod
-    def _absolute_init(cls, path: Path | None) -> Path | None:
-        return None if path is None else absolute_path(path)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Config:

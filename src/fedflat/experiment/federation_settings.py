@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedflat.errors import UserError
 from fedflat.experiment.settings_group import SettingsGroup
@@ -49,40 +50,26 @@ class FederationSettings(SettingsGroup):
             return {"weighting": "uniform", **values}
         return values
 
-    @field_validator("clock")
+    @field_validator("clock", "policy", "privacy")
     @classmethod
-    def _canonical_clock(cls, text: str | None) -> str | None:
-        """Check a clock, spell the names of its parts as registered and make paths absolute; ``none`` disables it."""
-        if text is None or text.strip().lower() == "none":
-            return None
-        from fedflat.timing import CLOCK_PARTS, clock_spec
-
-        text = respell(text, CLOCK_PARTS)
-        clock_spec(text)
-        return text
-
-    @field_validator("policy")
-    @classmethod
-    def _canonical_policy(cls, text: str) -> str:
-        """Check a policy and spell its name as registered."""
-        if text == "wait":  # importing the policies imports numpy, which --help should not need
+    def _canonical(cls, text: str | None, info: ValidationInfo) -> str | None:
+        """Check a setting, spell its names as registered and make paths absolute; ``none`` disables clock, privacy."""
+        name = str(info.field_name)
+        if text is None or text == cls.model_fields[name].default:  # --help should not need to import numpy
             return text
-        from fedflat.timing import POLICIES, policy_spec
-
-        text = respell(text, POLICIES)
-        policy_spec(text)
-        return text
-
-    @field_validator("privacy")
-    @classmethod
-    def _canonical_privacy(cls, text: str | None) -> str | None:
-        """Check a privacy mechanism and spell its name as registered; ``none`` disables it."""
-        if text is None or text.strip().lower() == "none":
+        if name != "policy" and text.strip().lower() == "none":
             return None
         from fedflat.privacy import MECHANISMS, privacy_spec
+        from fedflat.timing import CLOCK_PARTS, POLICIES, clock_spec, policy_spec
 
-        text = respell(text, MECHANISMS)
-        privacy_spec(text)
+        known: dict[str, tuple[Mapping[str, Any], Callable[[str], object]]] = {
+            "clock": (CLOCK_PARTS, clock_spec),
+            "policy": (POLICIES, policy_spec),
+            "privacy": (MECHANISMS, privacy_spec),
+        }
+        parts, check = known[name]
+        text = respell(text, parts)
+        check(text)
         return text
 
     @model_validator(mode="after")

@@ -96,17 +96,14 @@ class Round:
 
     def _test_metric(self, metric: str) -> float:
         """A metric of the primary model on the test set after this round."""
-        run = self.run
-        divergence = describe_divergence(self.server.model.weights, self.loss, run.algorithm, run.config, run.problem)
-        if not self.evaluation and divergence:
-            raise UserError(f"round {self.number} was not evaluated, because the run diverged: {divergence}")
+        run, weights = self.run, self.server.model.weights
         if not self.evaluation:
-            raise UserError(
-                f"round {self.number} was not evaluated (eval_every={self.run.config.evaluation.every}); "
-                "check that round.evaluation is not empty"
-            )
+            reason = f" (eval_every={run.config.evaluation.every}); check that round.evaluation is not empty"
+            if divergence := describe_divergence(weights, self.loss, run.algorithm, run.config, run.problem):
+                reason = f", because the run diverged: {divergence}"
+            raise UserError(f"round {self.number} was not evaluated{reason}")
         # An average that has not started yet is replaced by the server model.
-        scores = self.evaluation["test"].get(self.run.primary, self.evaluation["test"]["server"])
+        scores = self.evaluation["test"].get(run.primary, self.evaluation["test"]["server"])
         if metric not in scores:
             raise one_of("metric", metric, scores, owner="this run")
         return float(scores[metric])

@@ -111,7 +111,7 @@ class Run:
         self.server = ServerState(config.init_rounds, initial, self.algorithm.new_server(initial.weights), Cost())
         self._flatness: Observer | None = None
         if config.flatness.every is not None:
-            self._flatness = Observer(config.flatness, self.problem, self.partition, self.algorithm, config.training)
+            self._flatness = Observer(config, self.problem, self.partition, self.algorithm)
         self._stores: dict[str, RowStore] = {}  # client states and averages, by name
         self._bn_statistics: dict[int, Tensor] = {}  # by client, if clients keep their own
         self._frozen_hash = self.problem.frozen.fingerprint() if self.folder else ""
@@ -272,9 +272,8 @@ class Run:
     def models(self) -> dict[str, ModelState]:
         """The current models by name: ``server``, further models of the drift slot, and averages that have begun."""
         server = self.server.model
-        models = {"server": server}
-        for name, weights in self.algorithm.drift.evaluated(self.server.states["drift"]).items():
-            models[name] = server._replace(weights=weights)
+        further = self.algorithm.drift.evaluated(self.server.states["drift"])
+        models = {"server": server} | {name: server._replace(weights=weights) for name, weights in further.items()}
         flat_model = _flat(server)
         for name, average in self.averages.items():
             mean = average.model(flat_model)

@@ -127,9 +127,7 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     |---|---|
     | x | 1 |
     """
-    lines = []
-    for row in [heads, *rows]:
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [heads, *rows]]
     lines.insert(1, "|" + "---|" * len(heads))
     return "\n".join(lines)
 

@@ -203,36 +203,33 @@ class Ledger:
         """Return one row per paper and one for all, in the columns ``SUMMARY_COLUMNS``."""
         measured = [entry for entry in self.entries if entry.outcome.verdict != "not run"]  # e.g. only released code
         rows = []
-        for name, paper in papers().items():
-            printed = sum(bool(cell.published) for table in paper.tables.values() for cell in table.cells.values())
-            entries = [entry for entry in measured if entry.cell.table.startswith(f"{name}/")]
-            rows.append((name, entries, printed, [result for result in self.results if result.paper == name]))
-        rows.append(("all", measured, sum(row[2] for row in rows), list(self.results)))
-        texts = []
-        for name, entries, printed, results in rows:
+        for row, names in ({name: [name] for name in papers()} | {"all": list(papers())}).items():
+            tables = [table for name in names for table in papers()[name].tables.values()]
+            printed = sum(bool(cell.published) for table in tables for cell in table.cells.values())
+            entries = [entry for entry in measured if entry.cell.table.partition("/")[0] in names]
+            results = [result for result in self.results if result.paper in names]
             enough = sum(entry.seeds >= ENOUGH_SEEDS for entry in entries)
             counts = Counter(entry.outcome.verdict for entry in entries)
             verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
             minutes = sum(result.device_seconds for result in results) / 60
             distinct = len({entry.number_key for entry in entries})
             numbers = (len(entries), distinct, printed, enough, verdicts, len(results), f"{minutes:.0f}")
-            texts.append([name, *map(str, numbers)])
-        return texts
+            rows.append([row, *map(str, numbers)])
+        return rows
 
 
 def _entry(cell: Cell, results: Sequence[StoredResult]) -> LedgerEntry:
     """Judge the stored numbers of a cell: compare those of runs with the paper's settings with the published one."""
     paper_runs = [result for result in results if result.kind == "paper"]
     experiments = _experiments(cell, paper_runs)
-    candidates = [deviations_of(cell, result) for runs in experiments for result in runs]
-    deviations = max(candidates, key=_severity, default=Deviations())
-    numbers = [{result.seed: _run_number(cell, result) for result in runs} for runs in experiments]
-    numbers += [{}] * (len(cell.configs) - len(numbers))  # alternatives that are not measured yet
-    outcome = judge(cell, numbers, deviations, max((len(runs) for runs in numbers), default=0))
     if paper_runs and len(experiments) < len(cell.configs):  # the best is unknown until all algorithms are measured
         values = _values(cell, experiments[0]) if len(experiments) == 1 else {}
         measured = f"{len(experiments)} of {len(cell.configs)} algorithms measured"
         outcome = CellOutcome(cell, values, "ran", measured)
+    else:
+        deviations = (deviations_of(cell, result) for runs in experiments for result in runs)
+        numbers = [{result.seed: _run_number(cell, result) for result in runs} for runs in experiments] or [{}]
+        outcome = judge(cell, numbers, max(deviations, key=_severity, default=Deviations()), max(map(len, numbers)))
     counted = max(experiments, key=lambda runs: fmean(_values(cell, runs).values() or [-math.inf]), default=[])
     others = {kind: [r for r in results if r.kind == kind] for kind in ("released", "tuned")}
     notes = dict.fromkeys(

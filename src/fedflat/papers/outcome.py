@@ -20,7 +20,7 @@ from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record
 from fedflat.papers.cells import Cell
 from fedflat.papers.numbers import Best, ClientSeconds, Gain, Last, Mean, ModelStatistic, Published, RoundsTo, Statistic
-from fedflat.papers.plan import Deviations, PlannedExperiment, ReproductionPlan
+from fedflat.papers.plan import Deviations, ReproductionPlan
 from fedflat.papers.post_hoc import ModelQuery
 from fedflat.reporting.tables.summary import rounds_to, series, summarise
 
@@ -139,10 +139,7 @@ def outcomes(plan: ReproductionPlan, measured: Runs) -> list[CellOutcome]:
     """
     cell_outcomes = []
     for cell in plan.cells:
-        runs: list[PlannedExperiment] = []
-        for source in plan.table.sources(cell):
-            for runs_of_experiment in plan.runs_of(source):
-                runs += runs_of_experiment
+        runs = [run for source in plan.table.sources(cell) for experiment in plan.runs_of(source) for run in experiment]
         stand_ins = dict.fromkeys(stand_in for run in runs for stand_in in run.stand_ins)
         # Both cells of a gain may use the same run, whose time counts once.
         existing_folders = {run.folder for run in runs} & measured.keys()
@@ -283,9 +280,9 @@ def judge(
     ]
     by_seed = max(values_by_experiment, key=lambda values: fmean(values.values()) if values else -math.inf)
     seeds = "" if len(by_seed) == planned_seeds else f"{len(by_seed)} of {planned_seeds} seeds"
+    outcome = _judge_values(cell, by_seed, seeds, deviations)
     never_reached_target = isinstance(cell.statistic, RoundsTo) and not by_seed
-    unreached_in = max(run.rounds for run in runs) if never_reached_target else None
-    return replace(_judge_values(cell, by_seed, seeds, deviations), unreached_in=unreached_in)
+    return replace(outcome, unreached_in=max(run.rounds for run in runs)) if never_reached_target else outcome
 
 
 def _diverged_outcome(cell: Cell, deviations: Deviations) -> CellOutcome:

@@ -138,28 +138,26 @@ def _planned_runs(
     cells: Iterable[Cell], table: PaperTable, seeds: Sequence[int], out: Path, deviations: Deviations
 ) -> list[PlannedExperiment]:
     """Return the runs that cells of a table need, each distinct experiment once per seed."""
-    configs: dict[str, Config] = {}  # by experiment
-    uses: dict[str, list[tuple[Cell, tuple[str, ...]]]] = {}  # by experiment: cells that need it, with its stand-ins
+    # By key: the config of an experiment, and the cells that need it with its stand-ins.
+    experiments: dict[str, tuple[Config, list[tuple[Cell, tuple[str, ...]]]]] = {}
     for cell in cells:
         for paper_config in cell.configs:
             config, stand_ins = deviations.apply(paper_config)
             if deviations.small and isinstance(cell.statistic, Corrupted):
                 stand_ins = (*stand_ins, f"{CORRUPTIONS} for published corruptions")
-            key = _key(config)
-            configs[key] = config
-            uses.setdefault(key, []).append((cell, stand_ins))
+            experiments.setdefault(_key(config), (config, []))[1].append((cell, stand_ins))
     folders = _experiment_folders(table.paper, deviations)
     return [
         PlannedExperiment(
             config.changed(seed=seed),
             out / folders[key] / f"seed-{seed}",
             key,
-            cells=tuple(dict.fromkeys(cell.name for cell, _ in uses[key])),
-            stand_ins=tuple(dict.fromkeys(text for _, stand_ins in uses[key] for text in stand_ins)),
-            queries=tuple(dict.fromkeys(query for cell, _ in uses[key] if (query := model_query(cell)) is not None)),
+            cells=tuple(dict.fromkeys(cell.name for cell, _ in uses)),
+            stand_ins=tuple(dict.fromkeys(text for _, stand_ins in uses for text in stand_ins)),
+            queries=tuple(dict.fromkeys(query for cell, _ in uses if (query := model_query(cell)) is not None)),
         )
         for seed in seeds
-        for key, config in configs.items()
+        for key, (config, uses) in experiments.items()
     ]
 
 

@@ -81,13 +81,11 @@ def measured_spectra(record: Record) -> dict[str, dict[str, Any]]:
 
     Eigenvalues of two models can only be compared if their losses are known.
     """
-    file = record.folder.path / FILE if record.folder else None
-    stored = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.exists() else {}
     names = ("loss", "gradient_norm", "eigenvalues", "converged", "examples")
     prefix = SPECTRUM.format(model="")
     return {
         key.removeprefix(prefix): {name: values[name] for name in names}
-        for key, values in stored.items()
+        for key, values in _ModelMeasurements(record).stored.items()
         if key.startswith(prefix)
     }
 
@@ -95,7 +93,7 @@ def measured_spectra(record: Record) -> dict[str, dict[str, Any]]:
 class _ModelMeasurements:
     """Statistics measured on the models of a run; measurements are stored in its folder and not repeated."""
 
-    def __init__(self, record: Record, small: bool) -> None:
+    def __init__(self, record: Record, small: bool = False) -> None:
         """Read earlier measurements of a run; with ``small``, new ones use few examples and generated corruptions."""
         self.record, self.small = record, small
         self._file: Path | None = record.folder.path / FILE if record.folder else None

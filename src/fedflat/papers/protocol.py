@@ -11,6 +11,7 @@ from typing import Any
 from fedflat.algorithms import Algorithm, algorithm
 from fedflat.algorithms.algorithm import SLOTS
 from fedflat.experiment.config import Config
+from fedflat.setting_names import flat
 
 SETTINGS = {
     "model": "model",
@@ -50,15 +51,6 @@ ProtocolValues = dict[str, Any]
 @cache
 def protocol_of(config: Config) -> ProtocolValues:
     """Return the settings that determine a result, except the seed, with every parameter of the algorithm."""
-    values = config.model_dump(mode="json")
-
-    def setting(name: str) -> Any:
-        """Return the value of a setting by its full name, e.g. ``training.lr``."""
-        value: Any = values
-        for part in name.split("."):
-            value = value[part]
-        return value
-
     built = algorithm(config.algorithm)
     slots = {name: getattr(built, name) for name in ("drift", "perturbation", "lr_schedule", "server")}
     # Slots that were added later enter only where they are used, so that the hashes of older results stay the same.
@@ -68,7 +60,8 @@ def protocol_of(config: Config) -> ProtocolValues:
     parameters = {
         name: {field.name: getattr(slot, field.name) for field in fields(slot)} for name, slot in slots.items()
     }
-    settings = {key: setting(name) for key, name in SETTINGS.items()}
+    values = dict(flat(config.model_dump(mode="json")))
+    settings = {key: values[name] for key, name in SETTINGS.items()}
     return {"algorithm": config.algorithm, "parameters": parameters, **settings}
 
 

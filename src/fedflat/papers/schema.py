@@ -32,11 +32,8 @@ class Rule(PaperData):
 
     def holds(self, words: Words) -> bool:
         """Return whether the rule applies to a cell with these words."""
-        for name, expected in self.if_.items():
-            allowed = expected if isinstance(expected, list) else [expected]
-            if words.get(name) not in allowed:
-                return False
-        return True
+        allowed = {name: value if isinstance(value, list) else [value] for name, value in self.if_.items()}
+        return all(words.get(name) in values for name, values in allowed.items())
 
 
 class Protocol(PaperData):

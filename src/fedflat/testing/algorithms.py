@@ -18,7 +18,7 @@ from fedflat.algorithms.composition import part_name
 from fedflat.algorithms.slot import Drift
 from fedflat.engines.gpu.engine import LaneEngine
 from fedflat.errors import one_of
-from fedflat.testing.broken import Broken
+from fedflat.testing.broken import verify
 from fedflat.testing.quadratics import LOCAL_STEPS, Quadratics, Trajectory, run_rounds
 
 EXACT, CLOSE = 1e-12, 1e-9
@@ -89,11 +89,7 @@ def check_algorithm(
         at_limit = _with_parameters(tested, limits)
         checks[f"at {shown} it is {canonical(target)}"] = lambda _: _difference(at_limit, target, Quadratics(), COHORTS)
     checked = CheckedAlgorithm(tested)
-    for property_name, check in checks.items():
-        reason = check(checked)
-        if reason:
-            raise Broken(name, property_name, reason)
-    return list(checks)
+    return verify(name, ((property_name, check(checked)) for property_name, check in checks.items()))
 
 
 def _name(tested: Algorithm) -> str:
@@ -307,7 +303,7 @@ def _equals_fedavg(tested: CheckedAlgorithm) -> str | None:
 
 def _finds_optimum(tested: CheckedAlgorithm) -> str | None:
     """Check that an algorithm ends 20 times closer to the joint optimum than FedAvg, which drifts away from it."""
-    final, fedavg = _final_distance(tested.algorithm, ROUNDS_TO_CONVERGE), _fedavg_distance(ROUNDS_TO_CONVERGE)
+    final, fedavg = _final_distance(tested.algorithm), _fedavg_distance()
     if final < 0.05 * fedavg:
         return None
     return (
@@ -316,17 +312,17 @@ def _finds_optimum(tested: CheckedAlgorithm) -> str | None:
     )
 
 
-def _final_distance(tested: Algorithm, rounds: int) -> float:
-    """Return the distance to the joint optimum after some rounds with all clients."""
+def _final_distance(tested: Algorithm) -> float:
+    """Return the distance to the joint optimum after many rounds with all clients."""
     quadratics = Quadratics()
-    cohorts = _full_participation(quadratics, rounds)
+    cohorts = _full_participation(quadratics, ROUNDS_TO_CONVERGE)
     return _distance(run_rounds(tested, quadratics, cohorts, steps=3, lr=0.1).x[-1], quadratics.optimum())
 
 
 @cache
-def _fedavg_distance(rounds: int) -> float:
+def _fedavg_distance() -> float:
     """Return the final distance of FedAvg, with which all algorithms are compared."""
-    return _final_distance(Algorithm(), rounds)
+    return _final_distance(Algorithm())
 
 
 def _with_parameters(tested: Algorithm, values: Mapping[str, float]) -> Algorithm:

@@ -15,7 +15,7 @@ from fedflat.data import IGNORED, Dataset, Examples, load, make_partition, norma
 from fedflat.data.batches import channel_statistics
 from fedflat.data.hashing import row_blocks
 from fedflat.errors import UserError
-from fedflat.testing.broken import Broken
+from fedflat.testing.broken import verify
 
 TOLERANCE = 0.05
 """Largest allowed error of a channel's declared mean or standard deviation, for pixels from 0 to 1."""
@@ -56,12 +56,7 @@ def check_dataset(data: str | Dataset | Callable[[], Dataset], *, linear: bool =
             f"{dataset!r} is not a dataset; expected the name of a dataset, the result of "
             "fedflat.data.from_arrays, or a function that returns it"
         )
-    verified: list[str] = []
-    for property_name, reason in _checks(dataset, source, linear):
-        if reason:
-            raise Broken(dataset.name, property_name, reason)
-        verified.append(property_name)
-    return verified
+    return verify(dataset.name, _checks(dataset, source, linear))
 
 
 def _checks(data: Dataset, source: Dataset | Callable[[], Dataset], linear: bool) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from fedflat.engines.problem.regression import Huber, Regression
 from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task
 from fedflat.errors import UserError, first_line, one_of
 from fedflat.models.layout import Layout
-from fedflat.testing.broken import Broken
+from fedflat.testing.broken import verify
 
 FAILURES = (RuntimeError, ValueError, IndexError)
 """What torch raises for inputs that a model cannot process."""
@@ -59,16 +59,12 @@ def check_model(
         raise UserError(f"batch_size={batch_size} is too small for the check; expected at least 2")
     if task not in TASKS:
         raise one_of("task", task, TASKS)
-    name, verified = type(model).__name__, []
+    name = type(model).__name__
     try:
         with torch.random.fork_rng(devices=[]):  # the check seeds torch's generator, which belongs to the caller
-            for property_name, reason in _checks(copy.deepcopy(model).float(), input_shape, classes, task, batch_size):
-                if reason:
-                    raise Broken(name, property_name, reason)
-                verified.append(property_name)
+            return verify(name, _checks(copy.deepcopy(model).float(), input_shape, classes, task, batch_size))
     except FAILURES as error:
         raise UserError(f"{name} does not accept inputs of shape {tuple(input_shape)}: {first_line(error)}") from error
-    return verified
 
 
 def _checks(

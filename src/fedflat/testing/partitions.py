@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fedflat.data import fixes_clients, make_partition
 from fedflat.errors import UserError
-from fedflat.testing.broken import Broken
+from fedflat.testing.broken import verify
 
 PartitionFunction = Callable[[npt.NDArray[np.int64], int, int], Sequence[npt.NDArray[np.int64]]]
 """Maps labels of shape (n,), a number of clients and a seed to the example indices of each client."""
@@ -54,13 +54,9 @@ def check_partition(
             f"{partition!r} is not a partition; expected a function of labels, number of clients and "
             "seed, or a name such as 'dirichlet(alpha=0.1)'"
         )
-    verified: list[str] = []
     labels = np.arange(examples, dtype=np.int64) % classes
-    for property_name, holds, reason in _checks(partition, labels, clients, covers):
-        if not holds:
-            raise Broken(name, property_name, reason)
-        verified.append(property_name)
-    return verified
+    checks = _checks(partition, labels, clients, covers)
+    return verify(name, ((property_name, "" if holds else reason) for property_name, holds, reason in checks))
 
 
 def _by_name(text: str, classes: int) -> PartitionFunction:

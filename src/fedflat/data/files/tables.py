@@ -117,12 +117,7 @@ def _drop_columns(table: pandas.DataFrame, file: Path, drop: str) -> pandas.Data
 def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, shape: str) -> dict[str, Any]:
     """Convert a table to ``inputs``, ``targets``, the names ``columns`` of the inputs, and ``groups`` if it has them.
 
-    Args:
-        table: one row per example.
-        file: the file it comes from, for messages.
-        target: column of classes or numbers, or several columns as ``a|b``.
-        group: column of natural clients; may be absent.
-        shape: shape of one example such as ``3x32x32``, or empty to keep inputs as they are.
+    ``file`` is for messages; ``target``, ``group`` and ``shape`` are as in ``read_table``.
     """
     targets = target.split("|")
     for name in targets:
@@ -136,24 +131,9 @@ def _to_arrays(table: pandas.DataFrame, file: Path, target: str, group: str, sha
     if group in table:
         arrays["groups"] = table[group].to_numpy()
     rest = table.drop(columns=[name for name in (*targets, group) if name in table])
-    arrays["columns"] = [] if INPUTS in rest else [str(name) for name in rest]
-    if INPUTS in rest:
-        inputs = _stack_lists(rest[INPUTS].tolist(), file)
-    else:
-        numeric = rest.select_dtypes(["number", "bool"]).columns
-        texts = {}
-        for name in rest.columns.difference(numeric, sort=False):
-            is_text = pandas.to_numeric(rest[name], errors="coerce").isna()
-            texts[str(name)] = is_text if is_text.any() else ~is_text  # numbers stored as text, or dates: every row
-        if texts:
-            group = next(iter(texts)) if len(texts) == 1 else "NAME"
-            raise UserError(
-                f"{file} has values that are not numbers in {_list_columns(texts)}; name the column of clients "
-                f"(group={group}), leave columns out (drop={'|'.join(texts)}), or encode them as numbers"
-            )
-        inputs = rest.to_numpy(dtype=np.float32 if (rest.dtypes == np.float32).all() else np.float64, copy=True)
-        if not inputs.shape[1]:
-            raise UserError(f"{file} has no inputs; expected a column '{INPUTS}' of lists, or numeric columns")
+    has_lists = INPUTS in rest
+    arrays["columns"] = [] if has_lists else [str(name) for name in rest]
+    inputs = _stack_lists(rest[INPUTS].tolist(), file) if has_lists else _stack_columns(rest, file)
     if shape:
         inputs = inputs.reshape(len(inputs), *_parse_shape(shape, inputs[:1].size, file))
     arrays["inputs"] = inputs
@@ -184,6 +164,23 @@ def _list_columns(wrong: dict[str, pandas.Series]) -> str:
     )
     more = f"; and {len(wrong) - MAX_LISTED} more columns" if len(wrong) > MAX_LISTED else ""
     return f"{listed}{more} (rows are counted from 1, without the header)"
+
+
+def _stack_columns(table: pandas.DataFrame, file: Path) -> np.ndarray:
+    """Convert numeric columns to one array [n, columns]; ``file`` is for messages."""
+    texts = {}
+    for name in table.columns.difference(table.select_dtypes(["number", "bool"]).columns, sort=False):
+        is_text = pandas.to_numeric(table[name], errors="coerce").isna()
+        texts[str(name)] = is_text if is_text.any() else ~is_text  # numbers stored as text, or dates: every row
+    if texts:
+        group = next(iter(texts)) if len(texts) == 1 else "NAME"
+        raise UserError(
+            f"{file} has values that are not numbers in {_list_columns(texts)}; name the column of clients "
+            f"(group={group}), leave columns out (drop={'|'.join(texts)}), or encode them as numbers"
+        )
+    if table.columns.empty:
+        raise UserError(f"{file} has no inputs; expected a column '{INPUTS}' of lists, or numeric columns")
+    return table.to_numpy(dtype=np.float32 if (table.dtypes == np.float32).all() else np.float64, copy=True)
 
 
 def _stack_lists(rows: list[Any], file: Path) -> np.ndarray:

@@ -18,6 +18,8 @@ from fedflat.errors import UserError
 from fedflat.text import param
 
 Reals = npt.NDArray[np.float64]
+Priors = Callable[[IntArray], Reals]
+"""Maps the indices of some classes to every client's distribution over them [clients, classes]."""
 ALPHA_HELP = "concentration: smaller values give clients fewer classes; 0: one class per client"
 
 
@@ -40,12 +42,10 @@ class Dirichlet(ClassCountPartitioner):
         if self.alpha == 0:
             return one_class_per_client(examples_per_class, clients, draw_sizes)
         log_priors = log_dirichlet(self.alpha, (clients, len(examples_per_class)), rng)
-
-        def priors(remaining: IntArray) -> Reals:
-            """Return every client's class distribution q, renormalised over the remaining classes."""
-            return softmax(log_priors[:, remaining])
-
-        return draw_class_counts(examples_per_class, draw_sizes(int(examples_per_class.sum()), clients), priors, rng)
+        sizes = draw_sizes(int(examples_per_class.sum()), clients)
+        draw = draw_class_counts if self.disjoint else draw_reused_classes
+        # Every client's class distribution q is renormalised over the remaining classes.
+        return draw(examples_per_class, sizes, lambda remaining: softmax(log_priors[:, remaining]), rng)
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,6 @@ class DirichletReuse(Dirichlet):
     disjoint = False
     citation = "released code of FedSWA, FedWMSAM, FedLESAM and FL-Simulator"
     examples = ("dirichlet-reuse(alpha=0.1)",)
-
-    def counts(self, examples_per_class: IntArray, clients: int, rng: np.random.Generator) -> IntArray:
-        """Decide how many examples of each class every client gets; a class may be drawn more often than it occurs."""
-        draw_sizes = partial(client_sizes, sigma=self.sigma, rng=rng)  # (examples, clients) -> size of each client
-        if self.alpha == 0:
-            return one_class_per_client(examples_per_class, clients, draw_sizes)
-        present = np.flatnonzero(examples_per_class)  # classes without examples are never drawn
-        priors = softmax(log_dirichlet(self.alpha, (clients, len(examples_per_class)), rng)[:, present])
-        counts = np.zeros((clients, len(examples_per_class)), dtype=np.int64)
-        counts[:, present] = rng.multinomial(draw_sizes(int(examples_per_class.sum()), clients), priors)
-        return counts
 
 
 @dataclass(frozen=True)
@@ -107,7 +96,7 @@ class DirichletClasswise(ClassCountPartitioner):
 
 
 def draw_class_counts(
-    examples_per_class: IntArray, sizes: IntArray, priors: Callable[[IntArray], Reals], rng: np.random.Generator
+    examples_per_class: IntArray, sizes: IntArray, priors: Priors, rng: np.random.Generator
 ) -> IntArray:
     """Draw class counts for all clients at once, without using more examples than there are.
 
@@ -116,7 +105,7 @@ def draw_class_counts(
     Args:
         examples_per_class: number of examples of each class [classes].
         sizes: number of examples of each client [clients].
-        priors: maps the indices of the remaining classes to every client's distribution over them [clients, remaining].
+        priors: every client's distribution over the remaining classes.
         rng: source of randomness.
 
     Returns:
@@ -134,6 +123,16 @@ def draw_class_counts(
         counts[:, remaining] += drawn
         unused[remaining] -= drawn.sum(0)
         missing -= drawn.sum(1)
+    return counts
+
+
+def draw_reused_classes(
+    examples_per_class: IntArray, sizes: IntArray, priors: Priors, rng: np.random.Generator
+) -> IntArray:
+    """Like ``draw_class_counts``, but a class may be drawn more often than it occurs."""
+    present = np.flatnonzero(examples_per_class)  # classes without examples are never drawn
+    counts = np.zeros((len(sizes), len(examples_per_class)), dtype=np.int64)
+    counts[:, present] = rng.multinomial(sizes, priors(present))
     return counts
 
 

@@ -137,11 +137,12 @@ def dataset_of_arrays(name: str, arrays: NamedArrays, path: Path, data_dir: Path
             f"{path} has no array {missing}; expected both test_inputs and test_targets, or neither; "
             f"it has: {available}"
         )
-    for split in ("train_targets", "test_targets") if numbers else ():
-        values = arguments[split] if arguments[split] is None else np.asarray(as_native(arguments[split]))
-        if values is not None and values.dtype.kind not in NUMERIC_KINDS:
+    given_targets = [name for name in ("train_targets", "test_targets") if arguments[name] is not None]
+    for split in given_targets if numbers else ():
+        values = np.asarray(as_native(arguments[split]))
+        if values.dtype.kind not in NUMERIC_KINDS:
             raise UserError(f"{path} has targets that are not numbers; regression (--task mse or huber) needs numbers")
-        arguments[split] = values if values is None or values.dtype.kind == "f" else values.astype(np.float64)
+        arguments[split] = values if values.dtype.kind == "f" else values.astype(np.float64)
     if arguments["test_inputs"] is None:
         columns = {column: arguments[f"train_{column}"] for column in ("inputs", "targets", "groups")}
         lengths = {name: len(as_native(values)) for name, values in columns.items() if values is not None}

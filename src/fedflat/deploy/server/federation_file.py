@@ -45,10 +45,9 @@ class FederationFile:
             examples: number of training examples of every connected site, by client.
         """
         sites = {client: dict(site) for client, site in self._content.get("sites", {}).items()}
-        for client, name in names.items():
-            sites.setdefault(str(client), {})["name"] = name
-        for client, count in examples.items():
-            sites.setdefault(str(client), {})["examples"] = count
+        for fact, values in (("name", names), ("examples", examples)):
+            for client, value in values.items():
+                sites.setdefault(str(client), {})[fact] = value
         content = {**self._content, "secure_aggregation": secure_aggregation, "sites": sites}
         if content != self._content:
             write_atomically(self._path, json.dumps(content) + "\n")

@@ -278,12 +278,12 @@ class Nodes:
             for number, answer in self._pull(waiting):
                 node = waiting.pop(number)
                 client = client_of[node]
-                reason = answer if isinstance(answer, str) else refusal_reason(answer)
-                if isinstance(answer, str) or reason is not None:
-                    missing[client] = _printable(str(reason))
-                    if not isinstance(answer, str):  # restarted under its old id, the node has changed: greet it as new
-                        self._settled.discard(node)
-                        self._known.discard(node)
+                if isinstance(answer, str):
+                    missing[client] = _printable(answer)
+                elif (reason := refusal_reason(answer)) is not None:
+                    missing[client] = _printable(reason)
+                    self._settled.discard(node)  # restarted under its old id, the node has changed: greet it as new
+                    self._known.discard(node)
                 elif flaw := receipt_flaw(answer, by_node[node], self.site(client)) or receive(client, answer):
                     rejected[client] = _printable(flaw)
                 else:
@@ -308,14 +308,9 @@ class Nodes:
             The nodes by message id, and for each node to which no message could be sent the reason.
         """
         messages = [Message(records, node, kind, ttl=ttl, group_id=group) for node, records in contents.items()]
-        waiting: dict[str, int] = {}
-        reasons: dict[int, str] = {}
-        for message_id, node in zip(self._grid.push_messages(messages), contents, strict=True):
-            if message_id:
-                waiting[message_id] = node
-            else:
-                reasons[node] = "the message could not be sent"
-        return waiting, reasons
+        pushed = list(zip(self._grid.push_messages(messages), contents, strict=True))
+        not_sent = {node: "the message could not be sent" for message_id, node in pushed if not message_id}
+        return {message_id: node for message_id, node in pushed if message_id}, not_sent
 
     def _pull(self, waiting: Iterable[str]) -> Iterator[tuple[str, RecordDict | str]]:
         """Yield the answers that have arrived, by id of the message: the content, or why there is none."""

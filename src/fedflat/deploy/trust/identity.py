@@ -51,11 +51,9 @@ class Identity:
             here: names this side in the text, e.g. "at the server".
             there: names the other side.
         """
-        parts = []
-        for name, value in self.values().items():
-            if other.get(name) != value:
-                parts.append(f"{name} is {value} {here} but {other.get(name, 'missing')} {there}")
-        return "; ".join(parts)
+        differing = {name: value for name, value in self.values().items() if other.get(name) != value}
+        texts = (f"{name} is {v} {here} but {other.get(name, 'missing')} {there}" for name, v in differing.items())
+        return "; ".join(texts)
 
 
 def identity_of(problem: Problem, training: Training) -> Identity:

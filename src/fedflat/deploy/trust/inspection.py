@@ -99,14 +99,9 @@ def find_flaw(update: Update, expected: ExpectedUpdates) -> str:
 
 def find_wrong_array(arrays: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec]) -> str:
     """Say which array is missing, unknown, or has another shape or dtype than its spec; empty if none."""
-    missing, extra = specs.keys() - arrays.keys(), arrays.keys() - specs.keys()
-    if missing or extra:
-        parts = []
-        if missing:
-            parts.append(f"lacks {', '.join(sorted(missing))}")
-        if extra:
-            parts.append(f"has unknown {', '.join(sorted(extra))}")
-        return f"it {' and '.join(parts)}"
+    differing = {"lacks": specs.keys() - arrays.keys(), "has unknown": arrays.keys() - specs.keys()}
+    if any(differing.values()):
+        return "it " + " and ".join(f"{verb} {', '.join(sorted(names))}" for verb, names in differing.items() if names)
     for name, spec in specs.items():
         array = arrays[name]
         if array.shape != spec.shape:

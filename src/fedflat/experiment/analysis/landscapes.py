@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def landscapes(
             points=points,
             seed=seed,
             one_dimensional=one_dimensional,
-            progress=_progress_over_all(progress, len(grids) * points_per_model, total),
+            progress=partial(lambda before, done, _: progress(before + done, total), len(grids) * points_per_model),
         )
         about = {"model": model.label, "described": model.description, "parameters": model.problem.layout.size}
         grids[name] = grid.with_metadata(**about, **_description(model, measure))
@@ -230,17 +231,6 @@ def require_same_dataset(models: Sequence[RunModel], names: Sequence[str]) -> No
 
 def _point(model: RunModel) -> Model:
     return Model(model.state.weights, model.state.buffers)
-
-
-def _progress_over_all(progress: Progress, offset: int, total: int) -> Progress:
-    """Return a function that reports the progress on one model as progress on all models.
-
-    Args:
-        progress: called with (points evaluated, total) of all models.
-        offset: number of points of the models before this one.
-        total: number of points of all models.
-    """
-    return lambda done, _: progress(offset + done, total)
 
 
 def _description(model: RunModel, measure: LossAndError) -> dict[str, Any]:

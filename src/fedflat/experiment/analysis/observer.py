@@ -30,7 +30,7 @@ from fedflat.experiment.analysis.replay import each_local_model
 from fedflat.experiment.analysis.run_model import objective_on, with_statistics
 from fedflat.experiment.analysis.scoring import Scorer, Scores, take_on_device
 from fedflat.experiment.analysis.similarity import ServerReference
-from fedflat.experiment.config import FlatnessSettings, TrainingSettings
+from fedflat.experiment.config import Config, FlatnessSettings
 from fedflat.flatness import Objective
 from fedflat.flatness.clients import disagreement
 from fedflat.flatness.curvature.lanczos import Ends, lanczos
@@ -255,26 +255,18 @@ class Observer:
     """Measures a run every N rounds and after the last one.
 
     Args:
-        settings: what to measure, and how often.
-        problem: the run's problem.
+        config: the run's config, which says what to measure, and how often.
+        problem: its problem.
         partition: its partition.
         algorithm: its algorithm.
-        training: the run's rounds and learning rate.
     """
 
-    def __init__(
-        self,
-        settings: FlatnessSettings,
-        problem: Problem,
-        partition: Partition,
-        algorithm: Algorithm,
-        training: TrainingSettings,
-    ) -> None:
-        self.wanted = parse_measurements(settings.what)
+    def __init__(self, config: Config, problem: Problem, partition: Partition, algorithm: Algorithm) -> None:
+        self.wanted = parse_measurements(config.flatness.what)
         self._seconds = 0.0
-        assert settings.every is not None
-        self._every, self._training, self._algorithm = settings.every, training, algorithm
-        self._sample, self._problem = FixedSample(problem, partition, settings), problem
+        assert config.flatness.every is not None
+        self._every, self._training, self._algorithm = config.flatness.every, config.training, algorithm
+        self._sample, self._problem = FixedSample(problem, partition, config.flatness), problem
         self._cohort: Measurements = {}
 
     def is_due(self, completed_rounds: int) -> bool:

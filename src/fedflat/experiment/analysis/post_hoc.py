@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedflat.algorithms import algorithm
@@ -19,7 +18,7 @@ from fedflat.engines.round.contract import ModelState
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.cohort import Measurements, measure_cohort
 from fedflat.experiment.analysis.observer import FixedSample
-from fedflat.experiment.analysis.reopen import reopen, require_model, state_of
+from fedflat.experiment.analysis.reopen import on_device, reopen, require_model, state_of
 from fedflat.experiment.analysis.replay import (
     Moment,
     Replay,
@@ -29,8 +28,7 @@ from fedflat.experiment.analysis.replay import (
     moment_at_start,
 )
 from fedflat.experiment.analysis.theory import Theory, theory, trivial_loss
-from fedflat.experiment.config import Config, FlatnessSettings
-from fedflat.experiment.setup.problem import at_available_precision
+from fedflat.experiment.config import FlatnessSettings
 from fedflat.experiment.store.checkpoint import has_checkpoint
 from fedflat.experiment.store.run_folder import Record, model_file, saved_rounds
 from fedflat.flatness.theory import Constants
@@ -56,7 +54,8 @@ class PostHoc:
 
     def __post_init__(self) -> None:
         """Build the run's problem, partition and initial model again on this machine, and draw the fixed sample."""
-        self.config = _with_local_device(self.record.config)
+        trained_on = self.record.config.engine.device
+        self.config = on_device(self.record.config, "cpu" if trained_on == "cpu" else "auto")
         self.problem, self.partition = reopen(
             self.record, config=self.config, method="post_hoc", with_initial_weights=True, **self.user_objects
         )
@@ -100,12 +99,9 @@ class PostHoc:
 
     def gaps(self) -> dict[str, list[Measurements]]:
         """Measure generalisation gaps; return, for each model name, one row per round with a stored model."""
-        rows_of_model = {}
-        for name in self.record.evaluated or ["server"]:
-            rows = self._over_rounds(name, f"gap of {name}", self.sample.gap)
-            if rows:
-                rows_of_model[name] = rows
-        return rows_of_model
+        names = self.record.evaluated or ["server"]
+        rows = {name: self._over_rounds(name, f"gap of {name}", self.sample.gap) for name in names}
+        return {name: of_model for name, of_model in rows.items() if of_model}
 
     def accuracies(self, average: str = "server") -> list[Measurements]:
         """Measure a model's accuracies per class and client, and its feature norms, at every available round."""
@@ -225,14 +221,11 @@ class PostHoc:
         whose model is available are left out, because ``constants`` measures them. So are rounds in which a constant
         was not finite, which is logged as None.
         """
-        measurable_rounds = set(self.model_rounds())
+        measurable = self.model_rounds()
         rows = []
         for record in self.record.history:
             logged = record.get("flatness", {})
-            if "constants" not in logged or record["round"] in measurable_rounds:
-                continue
-            all_finite = None not in logged["constants"].values()
-            if all_finite:
+            if "constants" in logged and record["round"] not in measurable and None not in logged["constants"].values():
                 values = {"constants": logged["constants"], "gradients": logged["gradients"]}
                 rows.append({"round": record["round"], **values})
         return rows
@@ -251,14 +244,6 @@ class PostHoc:
             raise UserError(
                 f"clients of {self.config.algorithm} have no control variate or dual; use scaffold or fedmoswa"
             )
-
-
-def _with_local_device(config: Config) -> Config:
-    """Return a run's config with the best device of this machine, in a precision that it has; a CPU is kept."""
-    if config.engine.device == "cpu":
-        return config
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return at_available_precision(config.changed(engine={"device": "auto"}), device)
 
 
 def post_hoc(

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from fedflat.data import Dataset, Partition
@@ -25,6 +26,7 @@ from fedflat.experiment.setup.problem import build_problem, is_user_supplied, lo
 from fedflat.experiment.setup.weights import TORCH_SUFFIXES, load_tensors
 from fedflat.experiment.store.provenance import normalise_as_in_training, recorded_fingerprints
 from fedflat.experiment.store.run_folder import Record, RunFolder, model_file, saved_rounds, snapshot_file
+from fedflat.flatness.precision import has_bf16
 
 LISTED_ROUNDS = 8
 """Largest number of saved rounds that an error message lists."""
@@ -103,6 +105,14 @@ def config_for_measurement(config: Config, device: str | None, precision: str | 
     return config.changed(engine={"device": device or "auto", "precision": precision})
 
 
+def on_device(config: Config, device: str) -> Config:
+    """Return a run's config with another device; tf32 and bf16 become float32 if it lacks them."""
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    lacks = {"tf32": not on_gpu, "bf16": not has_bf16("cuda" if on_gpu else "cpu")}
+    precision = "float32" if lacks.get(config.engine.precision) else config.engine.precision
+    return config.changed(engine={"device": device, "precision": precision})
+
+
 def reopen(
     record: Record,
     *,
@@ -128,12 +138,9 @@ def reopen(
         record.folder.load_plugins()
     config = config or record.config
     name_of_data = name_user_objects(config, dataset, None).data.dataset
-    if dataset is None:
-        dataset = record.user_objects.get("data")
-    if network is None:
-        network = record.user_objects.get("model")
-    if task is None:
-        task = record.user_objects.get("task")
+    dataset = record.user_objects.get("data") if dataset is None else dataset
+    network = record.user_objects.get("model") if network is None else network
+    task = record.user_objects.get("task") if task is None else task
     for user_object, name, argument in ((dataset, config.data.dataset, "dataset"), (network, config.model, "network")):
         if user_object is None and is_user_supplied(name):
             raise _missing_object(record, argument, name, method)
@@ -146,8 +153,7 @@ def reopen(
         raise UserError(
             f"this run used a custom task, not one scored by {problem.task.metric}; pass it again in Python: task=..."
         )
-    custom_task = recorded_fingerprints(record.folder).get("task") if record.folder and task is None else None
-    if record.folder and custom_task:
+    if record.folder and task is None and (custom_task := recorded_fingerprints(record.folder).get("task")):
         warnings.warn(
             f"the run in {record.folder.path} used a custom task, {custom_task}; without it, loss and metrics are "
             f"those of {type(problem.task).__name__}; pass it again in Python: task=...",

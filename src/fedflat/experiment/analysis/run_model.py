@@ -25,6 +25,7 @@ from fedflat.experiment.analysis.reopen import (
     at_round,
     client_of,
     config_for_measurement,
+    on_device,
     parse_reference,
     primary_model,
     reopen,
@@ -40,7 +41,6 @@ from fedflat.experiment.analysis.replay import (
     moment_at_model,
 )
 from fedflat.experiment.analysis.scoring import take_on_device
-from fedflat.experiment.setup.problem import at_available_precision
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
 from fedflat.experiment.store.run_folder import Record, client_statistics, load_record, saved_rounds
 from fedflat.flatness import Landscape, Objective, Sharpness, Spectrum, sharpness_of, spectrum_of
@@ -205,10 +205,8 @@ class RunModel:
             state: weights and buffers that replace the model's.
         """
         if not batch_size:
-            batch_size = MAX_INPUT_VALUES_PER_BATCH[self.problem.device.type] // math.prod(
-                self.problem.data.input_shape
-            )
-            batch_size = max(1, min(MAX_BATCH, batch_size))
+            values = math.prod(self.problem.data.input_shape)
+            batch_size = max(1, min(MAX_BATCH, MAX_INPUT_VALUES_PER_BATCH[self.problem.device.type] // values))
         return objective_on(
             self.problem, state or self._with_fixed_batchnorm, examples, positions, batch_size, self.tf32
         )
@@ -384,8 +382,7 @@ def local_models(
 def replay_after(server: RunModel, after_round: int | None = None) -> Replay:
     """Return a replay of the round after ``after_round`` (default: the last checkpoint), in the run's precision."""
     record = server.record
-    device = server.problem.device.type
-    config = at_available_precision(record.config.changed(engine={"device": device}), device)
+    config = on_device(record.config, server.problem.device.type)
     problem, partition = server.problem, server.partition
     measured_in = "float64" if problem.dtype == torch.float64 else "tf32" if server.tf32 else "float32"
     if missing_state(algorithm(config.algorithm), config) or config.engine.precision != measured_in:

@@ -159,18 +159,12 @@ class Twins:
         losses = losses_of(self.original.problem, model, self._scored)
         if not model.weights.isfinite().all():
             raise UserError(f"the run diverged in round {rounds}; lower lr={self.config.training.lr:g}")
-        distances, means, largest = [], [], []
-        for twin in self.twins:
-            twin_model = twin.moment.model
-            loss_differences = (losses_of(twin.problem, twin_model, self._scored) - losses).abs()
-            distances.append(finite_or_none(torch.dist(twin_model.weights, model.weights)))
-            means.append(finite_or_none(loss_differences.mean()))
-            largest.append(finite_or_none(loss_differences.max()))
+        differences = [(losses_of(twin.problem, twin.moment.model, self._scored) - losses).abs() for twin in self.twins]
         return {
             "round": rounds,
-            "distance": distances,
-            "mean_loss_difference": means,
-            "largest_loss_difference": largest,
+            "distance": [finite_or_none(torch.dist(twin.moment.model.weights, model.weights)) for twin in self.twins],
+            "mean_loss_difference": [finite_or_none(difference.mean()) for difference in differences],
+            "largest_loss_difference": [finite_or_none(difference.max()) for difference in differences],
             "norm": finite_or_none(model.weights.norm()),
         }
 

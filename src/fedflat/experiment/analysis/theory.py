@@ -101,17 +101,14 @@ def theory(config: Config, partition: Partition, trivial: float, measured: Seque
     constants = largest_constants(measured)
     size = federation_size(config, partition)
     steps = round(size.steps)
-    own_rates = {}
-    for name in ALGORITHMS:
-        rates = round_learning_rates(config, steps, name)
-        own_rates[name] = run_bound(name, constants, size, rates, tight=True)
+    rates = {name: round_learning_rates(config, steps, name) for name in ALGORITHMS}
     return Theory(
         constants,
         setting=size,
         trivial=trivial,
         printed={name: theorem_bound(name, constants, size) for name in ALGORITHMS},
         tight={name: theorem_bound(name, constants, size, tight=True) for name in ALGORITHMS},
-        own_rates=own_rates,
+        own_rates={name: run_bound(name, constants, size, rates[name], tight=True) for name in ALGORITHMS},
         conditions=conditions(config, constants, size, round_learning_rates(config, steps)),
     )
 

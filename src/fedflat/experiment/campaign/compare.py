@@ -40,10 +40,8 @@ class ResumableRun(NamedTuple):
         existing = existing_run(self.config, self.folder)
         if existing is not None and existing.has_ended:
             return load_record(existing.path)
-        is_resumed = existing is not None
-        return Run(
-            self.config, self.folder, callbacks=callbacks, resume=is_resumed, **self.user_objects or {}
-        ).execute()
+        options = self.user_objects or {}
+        return Run(self.config, self.folder, callbacks=callbacks, resume=existing is not None, **options).execute()
 
     def __str__(self) -> str:
         return f"{self.config.algorithm}, seed {self.config.seed}"
@@ -106,9 +104,8 @@ def comparison_folders(out: Path, algorithms: Sequence[str], seeds: Sequence[int
 
 def finished_runs(out: Path | None, algorithms: Sequence[str], seeds: Sequence[int]) -> int:
     """The number of finished runs of a comparison below ``out``; 0 if it is not saved."""
-    return (
-        0 if out is None else sum(RunFolder(folder).has_ended for folder in comparison_folders(out, algorithms, seeds))
-    )
+    folders = [] if out is None else comparison_folders(out, algorithms, seeds)
+    return sum(RunFolder(folder).has_ended for folder in folders)
 
 
 def finished_records(out: Path, base: Config) -> list[Record]:
@@ -132,13 +129,11 @@ def require_outside_runs(out: Path) -> None:
 def seed_numbers(seeds: Any) -> list[int]:
     """Seeds as Python integers, given a number of seeds or a sequence; NumPy and torch integers are accepted."""
     try:
-        sequence = list(seeds)  # try this first: a tensor with a single seed could also be read as a number of seeds
-    except TypeError:
-        sequence = None
-    try:
-        numbers = (
-            list(range(operator.index(seeds))) if sequence is None else [operator.index(seed) for seed in sequence]
-        )
+        try:  # this first: a tensor with a single seed could also be read as a number of seeds
+            sequence: Iterable[Any] = list(seeds)
+        except TypeError:
+            sequence = range(operator.index(seeds))
+        numbers = [operator.index(seed) for seed in sequence]
     except TypeError:
         numbers = []
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
@@ -169,8 +164,7 @@ def run_each(
     """
     inputs = CurrentInputs(user_objects)
     outcomes: dict[int, Record | UserError] = {}  # by position in ``configs``
-    unfinished: list[ResumableRun] = []
-    positions: list[int] = []  # of the unfinished runs in ``configs``
+    unfinished: dict[int, ResumableRun] = {}  # likewise
     warn_about_changed_plugins(folders)
     for position, (config, folder) in enumerate(zip(configs, folders, strict=True)):
         try:
@@ -181,13 +175,13 @@ def run_each(
         except DamagedFile as error:
             outcomes[position] = error
             continue
-        unfinished.append(ResumableRun(config, folder, user_objects))
-        positions.append(position)
-    at_once = parallel_runs([run.config for run in unfinished], callbacks, jobs, user_objects)
+        unfinished[position] = ResumableRun(config, folder, user_objects)
+    positions, runs = list(unfinished), list(unfinished.values())
+    at_once = parallel_runs([run.config for run in runs], callbacks, jobs, user_objects)
     if at_once > 1:
-        running = run_in_parallel(unfinished, at_once, require_remote(callbacks))
+        running = run_in_parallel(runs, at_once, require_remote(callbacks))
     else:
-        running = run_in_sequence(unfinished, callbacks)
+        running = run_in_sequence(runs, callbacks)
     errors: list[tuple[ResumableRun, UserError]] = []
     with closing(running) as results:
         for position in range(len(configs)):

@@ -196,25 +196,23 @@ def _count_combinations(search: SlotSearch) -> tuple[int, int, Values]:
         UserError: a choice has an invalid parameter, or no combination is valid.
     """
     first, last = extreme_values(search.space)
-    slots = [slot for slot in PART_REGISTRIES if slot in search.space]
     start = algorithm(fill(search.text({}), {**search.base, **first}))
-    choices = {slot: [str(choice) for choice in search.tune.space[slot]] for slot in slots}
-    _, made = (  # the largest values are only checked
-        [[(choice, make_part(slot, choice, {**search.base, **values})) for choice in choices[slot]] for slot in slots]
-        for values in (last, first)
-    )
-    valid, excluded, example, reason = 0, 0, None, ""
-    for combination in itertools.product(*made):
-        filled = {slot: part for slot, (_, part) in zip(slots, combination, strict=True) if part is not None}
+    slots = [slot for slot in PART_REGISTRIES if slot in search.space]
+    choices = [[(slot, str(choice)) for choice in search.tune.space[slot]] for slot in slots]
+    for values in (last, first):  # parts with the largest values are only checked
+        parts = {choice: make_part(*choice, {**search.base, **values}) for choice in itertools.chain(*choices)}
+    example: Values = {}
+    valid, excluded, reason = 0, 0, ""
+    for combination in itertools.product(*choices):
+        filled = {slot: parts[slot, choice] for slot, choice in combination if choice != NONE}
         if "averages" in filled:
             filled["averages"] = (*start.averages, filled["averages"])
         conflict = replace(start, **filled).conflict()
-        valid, excluded = valid + (conflict is None), excluded + (conflict is not None)
-        reason = reason or conflict or ""
-        if conflict is None and example is None:
-            chosen = {slot: choice for slot, (choice, _) in zip(slots, combination, strict=True)}
-            example = _applicable(search, {**first, **chosen})
-    if example is None:
+        if conflict is not None:
+            excluded, reason = excluded + 1, reason or conflict
+            continue
+        valid, example = valid + 1, example or _applicable(search, {**first, **dict(combination)})
+    if not valid:
         raise UserError(f"no combination of the slots' choices is valid, e.g. because {reason}; list other parts")
     return valid, excluded, example
 

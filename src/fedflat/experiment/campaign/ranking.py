@@ -66,14 +66,11 @@ def ranking(runs: Iterable[tuple[dict[str, Any], Record]]) -> Ranking:
     metric, lower_is_better = next(
         ((record.metric, record.lower_is_better) for _, record in runs if record.history), ("accuracy", False)
     )
-    settings: dict[str, dict[str, Any]] = {}
-    records: dict[str, list[Record]] = {}
+    groups: dict[str, tuple[dict[str, Any], list[Record]]] = {}
     for varied, record in runs:
         without_seed = {name: value for name, value in varied.items() if name != "seed"}
-        key = repr(sorted(without_seed.items()))
-        settings.setdefault(key, without_seed)
-        records.setdefault(key, []).append(record)
-    combinations = [_ranked_combination(varied, records[key]) for key, varied in settings.items()]
+        groups.setdefault(repr(sorted(without_seed.items())), (without_seed, []))[1].append(record)
+    combinations = [_ranked_combination(*group) for group in groups.values()]
 
     def sort_key(combination: RankedCombination) -> tuple[bool, bool, float]:
         """Sort the best mean score first, combinations with diverged runs after all others, those without scores last.

@@ -129,13 +129,10 @@ class ClusterSchedule:
         """What a run needs: one core per worker process, and a share of a GPU if its device setting selects CUDA."""
         device = config.engine.device
         if device not in self._gpu_shares:
-            self._gpu_shares[device] = self._gpu_share() if choose_device(self.ray, device) == "cuda" else 0.0
+            gpus = self.ray.cluster_resources()["GPU"] if choose_device(self.ray, device) == "cuda" else 0
+            # A run gets a whole GPU, unless ``jobs`` exceeds the number of GPUs.
+            self._gpu_shares[device] = 1 / math.ceil(max(1, (self.jobs or 1) / gpus)) if gpus else 0.0
         return RunResources(config.engine.workers or 1, self._gpu_shares[device])
-
-    def _gpu_share(self) -> float:
-        """The share of a GPU per run: all of it, unless ``jobs`` exceeds the number of GPUs."""
-        gpus: float = self.ray.cluster_resources()["GPU"]
-        return 1 / math.ceil(max(1, (self.jobs or 1) / gpus))
 
     def _check_nodes(self) -> None:
         """Raise a ``UserError`` if no node can ever execute a submitted run, for which Ray would wait forever."""

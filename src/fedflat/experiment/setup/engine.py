@@ -88,17 +88,20 @@ def engine_for(config: Config, problem: Problem, user_objects: UserObjects | Non
             "engine.name=ray",
             stacklevel=2,
         )
-    on_gpu = problem.device.type == "cuda"
-    check_precision(settings.precision, on_gpu)
-    should_compile = settings.compile == "on"
-    is_streamed = isinstance(problem.data.train.inputs, StreamedTensor)
-    if is_streamed and settings.name == "lanes":
+    check_precision(settings.precision, problem.device.type == "cuda")
+    if settings.name == "lanes" and isinstance(problem.data.train.inputs, StreamedTensor):
         raise UserError(
             f"engine.name=lanes needs all data on the device, but {problem.data.name} is streamed; use engine.name=loop"
         )
-    if settings.name == "loop" or (settings.name != "lanes" and (is_streamed or not on_gpu)):
-        return LoopEngine(problem, settings.workers or _default_workers(config, problem))
-    return LaneEngine(problem, settings.lanes, compiled_step if should_compile else eager_step)
+    if _uses_lanes(config, problem):
+        return LaneEngine(problem, settings.lanes, compiled_step if settings.compile == "on" else eager_step)
+    return LoopEngine(problem, settings.workers or _default_workers(config, problem))
+
+
+def _uses_lanes(config: Config, problem: Problem) -> bool:
+    """Whether clients train in lanes: by default, if the problem and all of its data are on a GPU."""
+    on_gpu = problem.device.type == "cuda" and not isinstance(problem.data.train.inputs, StreamedTensor)
+    return config.engine.name == "lanes" or (config.engine.name != "loop" and on_gpu)
 
 
 def prepare_workers(config: Config, user_objects: UserObjects) -> None:
@@ -222,9 +225,7 @@ def _should_compile(config: Config, problem: Problem, partition: Partition, reco
     if engine.compile != "auto":
         return engine.compile == "on"
     on_gpu = problem.device.type == "cuda"
-    uses_lanes = engine.name == "lanes" or (
-        engine.name == "auto" and on_gpu and not isinstance(problem.data.train.inputs, StreamedTensor)
-    )
+    uses_lanes = _uses_lanes(config, problem)
     if uses_lanes or on_gpu:
         return uses_lanes and on_gpu and training.rounds >= MIN_ROUNDS_TO_COMPILE
     sizes = [len(indices) for indices in partition.summarised_clients]

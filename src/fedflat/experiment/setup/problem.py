@@ -28,7 +28,7 @@ from fedflat.errors import UserError, first_line
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.experiment.stopping import check_target
-from fedflat.flatness.precision import gpu_has_tf32, has_bf16
+from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.randomness import exclusive_generator, generator, seed_torch
 from fedflat.timing.policies import policy_spec
 
@@ -353,13 +353,6 @@ def decide_precision(config: Config, recorded: Config | None = None) -> Config:
         uses_gpu = engine.device != "cpu" and torch.cuda.is_available()
         precision = "tf32" if uses_gpu and gpu_has_tf32() else "float32"
     return config.changed(engine={"precision": precision})
-
-
-def at_available_precision(config: Config, device: str) -> Config:
-    """Replace tf32 and bf16 by float32 if ``device`` (cuda or cpu) does not have them."""
-    precision = config.engine.precision
-    is_missing = (precision == "tf32" and device == "cpu") or (precision == "bf16" and not has_bf16(device))
-    return config.changed(engine={"precision": "float32"}) if is_missing else config
 
 
 def device_of(config: Config) -> torch.device:

@@ -5,9 +5,11 @@ The state of a client between rounds is packed into one row. Averages keep their
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,30 @@ class RowStore:
         """Close the files, if there are any."""
 
 
+@dataclass(slots=True)
+class _Entry:
+    """The index entry of a row, whose stamps and checksums are those of its two copies."""
+
+    position: int
+    """Place of the row in the file, counted in rows."""
+    stamps: list[int]
+    checksums: list[int]
+
+    def stamps_up_to(self, rounds: float) -> list[int]:
+        """The stamps after ``rounds`` rounds, when copies that were written later count as unwritten."""
+        return [stamp if stamp <= rounds else UNWRITTEN for stamp in self.stamps]
+
+    def newest(self, rounds: float = math.inf) -> int | None:
+        """The copy that was written last in the first ``rounds`` rounds, 0 or 1; None if there is none."""
+        first, second = self.stamps_up_to(rounds)
+        return None if first == second == UNWRITTEN else int(second > first)
+
+    @property
+    def checksum(self) -> int:
+        """The checksum of the newest copy."""
+        return self.checksums[self.newest() or 0]
+
+
 class FileRowStore(RowStore):
     """Rows in a file, with an index of their keys and stamps.
 
@@ -102,62 +128,52 @@ class FileRowStore(RowStore):
         raw = read_at(self._index, os.fstat(self._index).st_size, 0)
         complete = len(raw) // _ENTRY_BYTES * _ENTRY_BYTES  # a killed run may have left part of an entry
         entries = np.frombuffer(raw[:complete], _INTEGER).reshape(-1, 5).tolist()
-        # By key: the row's place in the file, counted in rows, and the stamps and checksums of its two copies.
-        self._position: dict[int, int] = {}
-        self._stamps: dict[int, list[int]] = {}
-        self._checksums: dict[int, list[int]] = {}
-        for position, (key_plus_1, stamp_0, checksum_0, stamp_1, checksum_1) in enumerate(entries):
-            key = key_plus_1 - 1
-            self._position[key] = position
-            self._stamps[key], self._checksums[key] = [stamp_0, stamp_1], [checksum_0, checksum_1]
-        self._checksum_sum = sum(map(self._current_checksum, self._position))
+        self._entries = {
+            key_plus_1 - 1: _Entry(position, [stamp_0, stamp_1], [checksum_0, checksum_1])
+            for position, (key_plus_1, stamp_0, checksum_0, stamp_1, checksum_1) in enumerate(entries)
+        }
+        self._checksum_sum = sum(entry.checksum for entry in self._entries.values())
 
     def __contains__(self, key: int) -> bool:
-        return key in self._position
+        return key in self._entries
 
     @property
     def summary(self) -> tuple[int, int]:
-        return len(self._position), self._checksum_sum
+        return len(self._entries), self._checksum_sum
 
     def verify(self, rounds: int) -> tuple[int, int]:
         """Check the newest copy of each row of the first ``rounds`` rounds; returns their number and checksum sum."""
         count = total = 0
-        for key, stamps in self._stamps.items():
-            past_stamps = _stamps_up_to(rounds, stamps)
-            if _has_copy(past_stamps):
-                copy = _newest_copy(past_stamps)
+        for key, entry in self._entries.items():
+            copy = entry.newest(rounds)
+            if copy is not None:
                 self._read(key, copy)
-                count, total = count + 1, total + self._checksums[key][copy]
+                count, total = count + 1, total + entry.checksums[copy]
         return count, total
 
     def __getitem__(self, key: int) -> Tensor:
-        raw = self._read(key, _newest_copy(self._stamps[key]))
+        raw = self._read(key, self._entries[key].newest() or 0)
         return torch.from_numpy(np.frombuffer(raw, self._dtype).copy())
 
     def _read(self, key: int, copy: int) -> bytes:
         """The bytes of one copy of a row; raises ``DamagedFile`` if its checksum does not match."""
         raw = read_at(self._data, self._row_bytes, self._offset(key, copy))
-        if len(raw) < self._row_bytes or _checksum(key, raw) != self._checksums[key][copy]:
+        if len(raw) < self._row_bytes or _checksum(key, raw) != self._entries[key].checksums[copy]:
             raise DamagedFile(f"{self._folder / 'rows.bin'} is damaged: the checksum of row {key} does not match")
         return raw
 
     def __setitem__(self, key: int, row: Tensor) -> None:
         """Overwrite the copy that the last checkpoint does not need, then stamp it in the index."""
-        if key in self._position:
-            self._checksum_sum -= self._current_checksum(key)
-        else:
-            self._position[key] = len(self._position)
-            self._stamps[key], self._checksums[key] = [UNWRITTEN, UNWRITTEN], [0, 0]
-        stamps = self._stamps[key]
-        committed_stamps = _stamps_up_to(self._checkpoint_round, stamps)
+        entry = self._entries.setdefault(key, _Entry(len(self._entries), [UNWRITTEN, UNWRITTEN], [0, 0]))
+        self._checksum_sum -= entry.checksum
         # The last checkpoint needs the newest of the copies that were written before it, if there is one.
-        copy = 1 - _newest_copy(committed_stamps) if _has_copy(committed_stamps) else 0
+        copy = int(entry.newest(self._checkpoint_round) == 0)
         data = row.detach().cpu().numpy().astype(self._dtype, copy=False).tobytes()
         with explain_os_error(self._folder):
             write_at(self._data, data, self._offset(key, copy))
-            stamps[copy], self._checksums[key][copy] = self.current_round, _checksum(key, data)
+            entry.stamps[copy], entry.checksums[copy] = self.current_round, _checksum(key, data)
             self._write_index_entry(key)
-        self._checksum_sum += self._current_checksum(key)
+        self._checksum_sum += entry.checksum
 
     def flush(self) -> None:
         """Wait until all rows are on disk."""
@@ -173,31 +189,28 @@ class FileRowStore(RowStore):
 
         Erases the stamps of these copies from the index, and cuts off rows that have no copy left.
         """
-        for key, stamps in list(self._stamps.items()):
-            self._stamps[key] = _stamps_up_to(rounds, stamps)
-            if not _has_copy(self._stamps[key]):
-                del self._stamps[key], self._checksums[key], self._position[key]
-            elif self._stamps[key] != stamps:
+        for key, entry in list(self._entries.items()):
+            if entry.newest(rounds) is None:
+                del self._entries[key]
+            elif max(entry.stamps) > rounds:
+                entry.stamps = entry.stamps_up_to(rounds)
                 self._write_index_entry(key)
         # Positions are assigned in order of first writing, so the discarded rows are the last ones in the file.
-        os.ftruncate(self._index, len(self._position) * _ENTRY_BYTES)
-        os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._position) * 2 * self._row_bytes))
-        self._checksum_sum = sum(map(self._current_checksum, self._position))
+        os.ftruncate(self._index, len(self._entries) * _ENTRY_BYTES)
+        os.ftruncate(self._data, min(os.fstat(self._data).st_size, len(self._entries) * 2 * self._row_bytes))
+        self._checksum_sum = sum(entry.checksum for entry in self._entries.values())
         self.commit(rounds)
-
-    def _current_checksum(self, key: int) -> int:
-        """The checksum of a row's newest copy."""
-        return self._checksums[key][_newest_copy(self._stamps[key])]
 
     def _offset(self, key: int, copy: int) -> int:
         """Where a copy of a row begins in the file, in bytes."""
-        return (2 * self._position[key] + copy) * self._row_bytes
+        return (2 * self._entries[key].position + copy) * self._row_bytes
 
     def _write_index_entry(self, key: int) -> None:
         """Write a row's entry to the index; the key is stored as key + 1, because 0 marks an empty entry."""
-        (stamp_0, stamp_1), (checksum_0, checksum_1) = self._stamps[key], self._checksums[key]
-        entry = np.array([key + 1, stamp_0, checksum_0, stamp_1, checksum_1], _INTEGER)
-        write_at(self._index, entry.tobytes(), self._position[key] * _ENTRY_BYTES)
+        entry = self._entries[key]
+        (stamp_0, stamp_1), (checksum_0, checksum_1) = entry.stamps, entry.checksums
+        integers = np.array([key + 1, stamp_0, checksum_0, stamp_1, checksum_1], _INTEGER)
+        write_at(self._index, integers.tobytes(), entry.position * _ENTRY_BYTES)
 
     def close(self) -> None:
         os.close(self._data)
@@ -212,8 +225,9 @@ class PastRowStore(FileRowStore):
         RowStore.__init__(self)  # the constructor of FileRowStore would create missing files
         self._folder = folder
         self._open(folder, width, dtype, os.O_RDONLY)
-        self._stamps = {key: _stamps_up_to(rounds, stamps) for key, stamps in self._stamps.items()}
-        self._position = {key: position for key, position in self._position.items() if _has_copy(self._stamps[key])}
+        for entry in self._entries.values():
+            entry.stamps = entry.stamps_up_to(rounds)
+        self._entries = {key: entry for key, entry in self._entries.items() if entry.newest() is not None}
 
     def __setitem__(self, key: int, row: Tensor) -> None:
         raise TypeError("the rows of a past checkpoint are read-only")
@@ -283,25 +297,9 @@ def cache_size(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2 * 10**9
 
 
-def _stamps_up_to(rounds: int, stamps: list[int]) -> list[int]:
-    """A row's stamps as they count after ``rounds`` rounds: copies that were written later count as unwritten."""
-    return [stamp if stamp <= rounds else UNWRITTEN for stamp in stamps]
-
-
-def _has_copy(stamps: list[int]) -> bool:
-    """Whether at least one of a row's two copies has been written, given their stamps."""
-    return any(stamp != UNWRITTEN for stamp in stamps)
-
-
 def _checksum(key: int, row: bytes) -> int:
     """The CRC-32 of a row, with its key as the initial value, so that a row in the wrong place does not match."""
     return zlib.crc32(row, key)
-
-
-def _newest_copy(stamps: list[int]) -> int:
-    """Which of a row's two copies was written last, 0 or 1, given their stamps."""
-    first, second = stamps
-    return int(second > first)
 
 
 STATISTICS = "statistics"

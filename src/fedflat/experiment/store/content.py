@@ -126,19 +126,18 @@ def check_rounds(
     check_first_round(path / "metrics.jsonl", config, history, remedy)
     if last > limit or (history and history[0]["round"] < config.init_rounds):
         raise DamagedFile(
-            f"{path / 'metrics.jsonl'} is of another run: it has round {max(last, history[0]['round'])}, but "
-            f"config.yaml has rounds {config.init_rounds} to {limit}; restore it, {remedy}"
+            f"{path / 'metrics.jsonl'} is of another run: it has round {last}, but config.yaml has rounds "
+            f"{config.init_rounds} to {limit}; restore it, {remedy}"
         )
     # The status of a paused run stays as it was while the run is continued.
-    rounds = status.get("rounds", last) if status["status"] in ENDED_STATUSES else last
-    first_possible = limit if status["status"] == "finished" and "rounds" in status else last
-    if not first_possible <= rounds <= limit:
-        raise DamagedFile(
-            f"{path / 'status.json'} does not fit the other files: {status['status']} after {rounds} rounds, but "
-            f"metrics.jsonl ends at round {last} and config.yaml has {limit} rounds; restore the changed file, or "
-            f"delete status.json and use fedflat resume {path}"
-        )
     if status["status"] in ENDED_STATUSES and "rounds" in status:
+        rounds = status["rounds"]
+        if not (limit if status["status"] == "finished" else last) <= rounds <= limit:
+            raise DamagedFile(
+                f"{path / 'status.json'} does not fit the other files: {status['status']} after {rounds} rounds, but "
+                f"metrics.jsonl ends at round {last} and config.yaml has {limit} rounds; restore the changed file, or "
+                f"delete status.json and use fedflat resume {path}"
+            )
         # The round of divergence is not evaluated.
         completed = rounds - 1 if status["status"] == "diverged" else rounds
         if last < config.last_evaluation(completed) or (not history and status["status"] == "finished"):

@@ -70,7 +70,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], format: Format, descr
         UserError: the file or the JSON file exists and is not that of an exported model.
     """
     _require_replaceable(path)
-    description_file = _description_file(path)
+    description_file = path.with_name(f"{path.name}.json")
     if format == "torch" and description_file.exists() and not _describes_export(description_file):
         raise UserError(
             f"{description_file} exists and does not describe an exported model; the export would overwrite it; "
@@ -103,11 +103,6 @@ def _is_model_file(file: Path) -> bool:
     with file.open("rb") as stream:
         start = stream.read(9)
     return start.startswith(b"PK") or start[8:] == b"{" or start[:1] == b"\x08"
-
-
-def _description_file(path: Path) -> Path:
-    """The JSON file that describes a model exported for torch."""
-    return path.with_name(f"{path.name}.json")
 
 
 def _describes_export(file: Path) -> bool:

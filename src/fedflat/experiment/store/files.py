@@ -224,7 +224,13 @@ class Lock:
             try:
                 lock.acquire(timeout)
             except Timeout:
-                raise LockedError(self._in_use()) from None
+                message = f"another process is working on {self._subject}; wait for it, or choose another --out"
+                if self._folder.resolve() in _HELD_HERE:
+                    message = (
+                        f"this process is already working on {self._subject}, in an open fedflat.rounds or another "
+                        "thread; end that with .close() or .result(), or choose another folder (out)"
+                    )
+                raise LockedError(message) from None
         self._lock = lock
         _HELD_HERE.add(self._folder.resolve())
 
@@ -234,15 +240,6 @@ class Lock:
             _HELD_HERE.discard(self._folder.resolve())
             self._lock.release()
             self._lock = None
-
-    def _in_use(self) -> str:
-        """The message for a folder that is already locked."""
-        if self._folder.resolve() in _HELD_HERE:
-            return (
-                f"this process is already working on {self._subject}, in an open fedflat.rounds or another thread; "
-                "end that with .close() or .result(), or choose another folder (out)"
-            )
-        return f"another process is working on {self._subject}; wait for it, or choose another --out"
 
 
 @contextmanager

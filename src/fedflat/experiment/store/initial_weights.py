@@ -27,12 +27,9 @@ def without_lost_weights(config: Config, folder: RunFolder) -> Config:
     current = fingerprints({}, config.init).get(INIT_KEY)
     if current is not None and recorded_fingerprints(folder).get(INIT_KEY, current) == current:
         return config
-    if _clients_start_from_it(config) or not has_checkpoint(folder):
+    fields = flat_fields(algorithm(config.algorithm).client_fields()).values()
+    # Clients that have not participated yet may start from initial weights or BatchNorm statistics.
+    clients_need_it = config.training.statistics == "own" or any(field.start == "model" for field in fields)
+    if clients_need_it or not has_checkpoint(folder):
         raise changed_weights(folder, folder.remedy)
     return config.changed(init=None, init_head="given", init_rounds=0)
-
-
-def _clients_start_from_it(config: Config) -> bool:
-    """Whether the state of clients that have not participated yet contains initial weights or BatchNorm statistics."""
-    fields = flat_fields(algorithm(config.algorithm).client_fields()).values()
-    return config.training.statistics == "own" or any(field.start == "model" for field in fields)

@@ -7,6 +7,7 @@ send is kept until they arrive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -62,7 +63,7 @@ class ClientUpdates:
         tensors = {
             "displacement": cohort_means.displacement,
             "loss": outcome.loss,
-            **_absolute(flat_state(outcome.message_means), server, setup, 1.0),
+            **{f"sent/{name}": m for name, m in _absolute(flat_state(outcome.message_means), server, setup).items()},
         }
         if len(flights) > 1:
             tensors |= {"uniform": cohort_means.uniform, "direction": cohort_means.direction}
@@ -80,17 +81,13 @@ class ClientUpdates:
         """Version of the server model that the clients started from."""
         return self.flights[0].version
 
-    @property
-    def uniform(self) -> Tensor:
-        """The uniform mean of the displacements [parameters]."""
-        return self.tensors.get("uniform", self.tensors["displacement"])
-
-    @property
-    def direction(self) -> Tensor:
-        """The uniform mean of the displacements divided by -H_i, in units of a gradient [parameters]."""
-        if "direction" in self.tensors:
-            return self.tensors["direction"]
-        return self.tensors["displacement"] * (-1 / self.tensors["lr_sum"]) + 0.0  # as a sum of rows, without -0
+    def mean(self, name: str) -> Tensor:
+        """A mean over the clients by its name in ``tensors``; of one client, also ``uniform`` and ``direction``."""
+        if name in self.tensors:
+            return self.tensors[name]
+        displacement = self.tensors["displacement"]
+        # A direction is a displacement divided by -H_i, here as a sum of rows, without -0.
+        return displacement if name == "uniform" else displacement * (-1 / self.tensors["lr_sum"]) + 0.0
 
 
 class AsynchronousTimeline(TimedTimeline):
@@ -179,8 +176,8 @@ class AsynchronousTimeline(TimedTimeline):
         arrived, together, trained = set(update.arrived), list[ClientUpdates](), dict[int, Client]()
         flights = sorted(update.dispatched, key=lambda flight: flight.repetition)
         # A client's next repetition starts from the state that the last one left; without state, all train together.
-        batches = [list(batch) for _, batch in groupby(flights, lambda flight: flight.repetition)]
-        for batch in batches if self._has_client_state else [flights] if flights else []:
+        for _, members in groupby(flights, lambda flight: self._has_client_state and flight.repetition):
+            batch = list(members)
             landed = [flight for flight in batch if flight in arrived]
             groups = [list(group) for _, group in groupby(landed, lambda flight: flight.repetition)]
             groups += [[flight] for flight in batch if flight not in arrived]
@@ -226,9 +223,9 @@ class AsynchronousTimeline(TimedTimeline):
         """
         ages = [update.staleness(group.flights[0]) for group in groups]
         scales, weights = [self._policy.scale(tau) for tau in ages], [self._policy.weight(tau) for tau in ages]
-        first = groups[0].outcome
-        if len(groups) == 1 and scales == weights == [1.0] and groups[0].version == update.version and first:
-            return Outcome(**{**vars(first), "clients": clients, "rows": None})
+        first, is_current = groups[0], groups[0].version == update.version
+        if len(groups) == 1 and scales == weights == [1.0] and is_current and first.outcome:
+            return replace(first.outcome, clients=clients, rows=None)
         training = self.setup.training
         samples = [count for group in groups for count in group.samples]
         shares = {
@@ -238,19 +235,16 @@ class AsynchronousTimeline(TimedTimeline):
         }
         x = server.model.weights
         z = training.algorithm.broadcast(x, server.states)
-        scaled = {kind: [p * scale for p, scale in zip(shares[kind], scales, strict=True)] for kind in shares}
-        displacement = _weighted_sum([group.tensors["displacement"] for group in groups], scaled["aggregation"])
-        if self._policy.mixes_models and groups[0].version != update.version:  # otherwise the displacement is y - z
-            model = self._starts[groups[0].version] + groups[0].tensors["displacement"]
-            displacement = scales[0] * (model - z)
+        displacement = _weighted_sum(groups, "displacement", shares["aggregation"], scales)
+        if self._policy.mixes_models and not is_current:  # otherwise the displacement is y - z
+            displacement = scales[0] * (self._starts[first.version] + first.tensors["displacement"] - z)
         directed = [p * weight for p, weight in zip(shares["uniform"], weights, strict=True)]
-        directed = [weight / sum(directed) for weight in directed]
         cohort_means = CohortMeans(
             x=x,
             z=z,
             displacement=displacement,
-            uniform=_weighted_sum([group.uniform for group in groups], scaled["uniform"]),
-            direction=_weighted_sum([group.direction for group in groups], directed),
+            uniform=_weighted_sum(groups, "uniform", shares["uniform"], scales),
+            direction=_weighted_sum(groups, "direction", [p / sum(directed) for p in directed]),
             mean={},
             share=len(samples) / training.clients,
             cohort_size=len(samples),
@@ -258,25 +252,23 @@ class AsynchronousTimeline(TimedTimeline):
         )
         fields = flat_fields(training.algorithm.message_fields())
         absolute = {
-            name: _weighted_sum([group.tensors[f"sent/{name}"] for group in groups], shares[field.weighting])
-            for name, field in fields.items()
+            name: _weighted_sum(groups, f"sent/{name}", shares[field.weighting]) for name, field in fields.items()
         }
-        means = with_prefix(_absolute(absolute, server, self.setup, -1.0), "sent/")
         buffers, integer_buffers = server.model.buffers, server.model.integer_buffers
         if not training.own_statistics:
             mixed = [p * weight for p, weight in zip(shares["aggregation"], weights, strict=True)]
-            received = [group.tensors["buffers"] for group in groups]
-            buffers = _weighted_sum([buffers, *received], [1 - sum(mixed), *mixed])
-            integer_buffers = with_prefix(groups[0].tensors, "integers/")
-        passes = [group.cost.backward_passes / sum(group.cost.backward_passes for group in groups) for group in groups]
+            buffers = _weighted_sum(groups, "buffers", mixed, start=(1 - sum(mixed)) * buffers)
+            integer_buffers = with_prefix(first.tensors, "integers/")
+        cost = sum((group.cost for group in groups), Cost())
+        passes = [group.cost.backward_passes / cost.backward_passes for group in groups]
         return Outcome(
             cohort_means=cohort_means,
-            message_means=nested_state(means),
+            message_means=nested_state(_absolute(absolute, server, self.setup, -1.0)),
             clients=clients,
             buffers=buffers,
             integer_buffers=integer_buffers,
-            loss=_weighted_sum([group.tensors["loss"] for group in groups], passes),
-            cost=sum((group.cost for group in groups), Cost()),
+            loss=_weighted_sum(groups, "loss", passes),
+            cost=cost,
         )
 
     def metrics(self) -> dict[str, Any]:
@@ -310,16 +302,16 @@ class AsynchronousTimeline(TimedTimeline):
 
 
 def _absolute(
-    messages: Mapping[str, Tensor], server: ServerState, setup: TimelineSetup, sign: float
+    messages: Mapping[str, Tensor], server: ServerState, setup: TimelineSetup, sign: float = 1.0
 ) -> dict[str, Tensor]:
-    """Messages under their names in ``ClientUpdates``, plus (or, with ``sign`` -1, minus) what they are relative to."""
+    """Messages by ``slot.field``, plus (or, with ``sign`` -1, minus) the server vectors that they are relative to."""
     states = flat_state(server.states)
     relative = {
         f"{slot}.{name}": states[f"{slot}.{field}"]
         for slot, part in setup.algorithm.slots()
         for name, field in part.relative_messages.items()
     }
-    return {f"sent/{n}": m + sign * relative[n] if n in relative else m for n, m in messages.items()}
+    return {name: m + sign * relative[name] if name in relative else m for name, m in messages.items()}
 
 
 def _by_group(groups: list[ClientUpdates], weights: list[float]) -> list[float]:
@@ -331,9 +323,11 @@ def _by_group(groups: list[ClientUpdates], weights: list[float]) -> list[float]:
     return totals if len(groups) > 1 else [1.0]  # a sum of weights need not be exactly 1
 
 
-def _weighted_sum(values: list[Tensor], weights: list[float]) -> Tensor:
-    """The weighted sum of tensors of one shape, added in order."""
-    total = weights[0] * values[0]
-    for value, weight in zip(values[1:], weights[1:], strict=True):
-        total = torch.add(total, value, alpha=weight)
+def _weighted_sum(groups: list[ClientUpdates], name: str, *factors: list[float], start: Tensor | None = None) -> Tensor:
+    """``start`` plus a mean of each group times the product of its ``factors``, added in order."""
+    total = start
+    for group, *group_factors in zip(groups, *factors, strict=True):
+        value, weight = group.mean(name), math.prod(group_factors)
+        total = weight * value if total is None else torch.add(total, value, alpha=weight)
+    assert total is not None
     return total

@@ -11,7 +11,7 @@ import torch
 
 from fedflat.display import html_values
 from fedflat.errors import UserError, one_of
-from fedflat.flatness.curvature.lanczos import TOLERANCE, Eigenpairs, Ends, Largest, lanczos
+from fedflat.flatness.curvature.lanczos import TOLERANCE, Ends, Largest, lanczos
 from fedflat.flatness.curvature.layers import LayerCurvature, layer_curvatures
 from fedflat.flatness.curvature.operator import Operator
 from fedflat.flatness.curvature.power import power
@@ -210,12 +210,10 @@ def spectrum_of(
         seed: seed of all random vectors.
         progress: called with a status line.
     """
-    if method not in METHODS:
-        raise one_of("eigenvalue method", method, METHODS)
-    if by not in BY:
-        raise one_of("eigenvalue order", by, BY)
-    if compile not in COMPILE:
-        raise one_of("compile mode", compile, COMPILE)
+    options = ("eigenvalue method", method, METHODS), ("eigenvalue order", by, BY), ("compile mode", compile, COMPILE)
+    for option, value, known in options:
+        if value not in known:
+            raise one_of(option, value, known)
     count = min(COUNT, objective.size) if count is None else count
     if count != int(count) or not 1 <= count <= objective.size:
         raise UserError(
@@ -245,15 +243,14 @@ def spectrum_of(
         pairs = lanczos(operator, wanted, tolerance=tolerance, room=room, seed=seed, progress=report)
     trace = density = None
     if trace_draws:
-        # Deflation needs accurate eigenvectors, which power iteration does not give.
-        values, vectors = (pairs.values, pairs.vectors) if method == "lanczos" else (None, None)
+        is_accurate = method == "lanczos"  # deflation needs eigenvectors more accurate than those of power iteration
         trace = estimate_trace(
             operator,
             draws=trace_draws,
             estimator=trace_estimator,
             seed=seed,
-            values=values,
-            vectors=vectors,
+            values=pairs.values if is_accurate else None,
+            vectors=pairs.vectors if is_accurate else None,
             progress=lambda products: progress(f"trace: {products} of {trace_draws} draws"),
         )
     if density_draws:
@@ -275,11 +272,14 @@ def spectrum_of(
             seed=seed,
             progress=lambda name: progress(f"curvature of {name}"),
         )
-    eigenvalues, residuals = _sorted_eigenvalues(pairs, count, method, by)
-    has_smallest = method == "lanczos" and by == "value" and lambda_min
+    values, residuals = pairs.values[:count], pairs.residuals[:count]
+    if method == "power":  # Lanczos returns them in order
+        order = (values.abs() if by == "magnitude" else values).argsort(descending=True)
+        values, residuals = values[order], residuals[order]
+    has_smallest = method == "lanczos" and by == "value" and lambda_min  # after the largest ones
     return Spectrum(
-        eigenvalues,
-        residuals,
+        tuple(values.tolist()),
+        tuple(residuals.tolist()),
         lambda_min=float(pairs.values[-1]) if has_smallest else None,
         lambda_min_residual=float(pairs.residuals[-1]) if has_smallest else None,
         trace=trace,
@@ -297,24 +297,6 @@ def spectrum_of(
         matrix=matrix,
         layers=layers,
     )
-
-
-def _sorted_eigenvalues(
-    pairs: Eigenpairs, count: int, method: str, by: str
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the ``count`` largest eigenvalues in descending order, and their residuals |H v - lambda v|.
-
-    Args:
-        pairs: the computed eigenpairs; with Lanczos by value, the smallest eigenvalue comes after the largest ones.
-        count: number of eigenvalues to return.
-        method: ``lanczos`` or ``power``, whichever computed them.
-        by: order by ``value`` or by ``magnitude``.
-    """
-    values, residuals = pairs.values[:count], pairs.residuals[:count]
-    if method == "power":  # Lanczos returns them in order
-        order = (values.abs() if by == "magnitude" else values).argsort(descending=True)
-        values, residuals = values[order], residuals[order]
-    return tuple(values.tolist()), tuple(residuals.tolist())
 
 
 def compile_if_worthwhile(objective: Objective, compile: str, products: int) -> bool:

@@ -92,13 +92,9 @@ def aligned_tensors(
         changed = False
         for index in rng.permutation(len(layers)):
             layer = layers[index]
-            views = [
-                (_rows(layer, name, reference[name]), _rows(layer, name, result[name]))
-                for name in parameters
-                if name in (*layer.outputs, layer.next_weight)
-            ]
-            products = sum((first @ second.T for first, second in views), start=torch.zeros(()).double())
-            order = _best_order(products)
+            changed_names = [name for name in parameters if name in (*layer.outputs, layer.next_weight)]
+            pairs = ([_rows(layer, name, state[name]) for state in (reference, result)] for name in changed_names)
+            order = _best_order(sum((first @ second.T for first, second in pairs), start=torch.zeros(()).double()))
             if order is not None:
                 changed = True
                 for name in layer.outputs:
@@ -115,46 +111,40 @@ def hidden_layers(module: nn.Module) -> list[HiddenLayer]:
     """Return the hidden layers of a chain of layers; raise a ``UserError`` if the module is no such chain."""
     layers: list[HiddenLayer] = []
     used: set[int] = set()  # identities of the tensors of previous layers
-    previous: nn.Module | None = None  # with weights
-    is_flat = False  # whether each example is a vector after ``previous``
+    output, ndim = "", 0  # of the layers so far: units of a linear layer, channels of a convolution, or flat channels
     for name, part in _chain("", module):
-        tensors = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
-        if tensors & used:  # one permutation cannot serve both places
+        tensors = dict((*part.named_parameters(name), *part.named_buffers(name)))
+        if used & set(map(id, tensors.values())):  # one permutation cannot serve both places
             raise _not_alignable(f"{name} shares its weights with a previous layer")
-        used |= tensors
-        names = [f"{name}.{key}" if name else key for key, _ in (*part.named_parameters(), *part.named_buffers())]
-        names = [key for key in names if not key.endswith("num_batches_tracked")]
+        used.update(map(id, tensors.values()))
+        names = [key for key in tensors if not key.endswith("num_batches_tracked")]
         if isinstance(part, WEIGHTED):
-            if not isinstance(part, nn.Linear) and part.groups != 1:
+            if getattr(part, "groups", 1) != 1:
                 raise _not_alignable(f"{name} is a grouped convolution")
             # Positions of a linear layer's output come before its units, so that flattening interleaves the units.
-            if isinstance(previous, nn.Linear) and part.weight.shape[1] != layers[-1].units:
+            if output == "units" and part.weight.shape[1] != layers[-1].units:
                 raise _not_alignable(f"{name} has {part.weight.shape[1]} inputs for {layers[-1].units} linear units")
-            if isinstance(part, nn.Linear) and isinstance(previous, CONVOLUTIONS) and not is_flat:
+            if isinstance(part, nn.Linear) and output == "channels":
                 raise _not_alignable(f"{name} is applied to the positions of a convolution's output, not its channels")
             if layers:
                 layers[-1].next_weight = names[0]
-            previous, is_flat = part, False
+            output, ndim = "units" if isinstance(part, nn.Linear) else "channels", part.weight.ndim
             layers.append(HiddenLayer(len(part.weight), names))
         elif isinstance(part, NORMALISED):
             if not layers or part.num_features != layers[-1].units:
                 raise _not_alignable(f"{name} does not normalise the units of a hidden layer")
             layers[-1].outputs += names
         elif isinstance(part, nn.Flatten):
-            is_flat |= isinstance(previous, CONVOLUTIONS) and _flattens_examples(part, previous.weight.ndim)
+            if output == "channels" and (part.start_dim % ndim, part.end_dim % ndim) == (1, ndim - 1):
+                output = "flat"  # each example of a batch becomes a vector
         elif isinstance(part, POOLING):
-            if isinstance(previous, nn.Linear) or is_flat:
+            if output in ("units", "flat"):
                 raise _not_alignable(f"{name} pools over units instead of positions")
         elif not isinstance(part, PASSING):
             raise _not_alignable(f"{name or 'the model'} is of class {type(part).__name__}")
     if len(layers) < 2:
         raise _not_alignable("the model has no hidden layer")
     return layers[:-1]  # outputs of the last layer are classes, whose order is fixed
-
-
-def _flattens_examples(layer: nn.Flatten, ndim: int) -> bool:
-    """Whether a layer makes a vector of each example of a batch with ``ndim`` dimensions."""
-    return (layer.start_dim % ndim, layer.end_dim % ndim) == (1, ndim - 1)
 
 
 def _chain(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

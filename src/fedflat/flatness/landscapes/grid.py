@@ -211,7 +211,7 @@ def _to_json(value: Any) -> Any:
 
 
 def evaluate_models(
-    measure: Measure, models: Iterable[Model], total: int, progress: Progress = silent, fetch_every: int = FETCH_EVERY
+    measure: Measure, models: Iterable[Model], total: int, progress: Progress = silent
 ) -> dict[str, Values]:
     """Evaluate ``measure`` on every model and return its values by name, each [models].
 
@@ -222,27 +222,19 @@ def evaluate_models(
         models: may be a generator, so that only one model is in memory.
         total: number of models.
         progress: called with (models evaluated, total) after each transfer.
-        fetch_every: models evaluated between transfers from the device.
     """
     fetched: list[Values] = []
     on_device: list[Tensor] = []
     names: tuple[str, ...] = ()  # known after the first model
-
-    def fetch() -> None:
-        """Move all measurements from the list ``on_device`` to the CPU, as one array in the list ``fetched``."""
-        if on_device:
-            fetched.append(torch.stack(on_device).double().cpu().numpy())
-            on_device.clear()
-
     with torch.no_grad():
         for done, model in enumerate(models, 1):
             values = measure(model)
             names = names or tuple(values)
             on_device.append(torch.stack([values[name].double() for name in names]))
-            if len(on_device) == fetch_every or done == total:
-                fetch()
+            if len(on_device) == FETCH_EVERY or done == total:
+                fetched.append(torch.stack(on_device).cpu().numpy())
+                on_device.clear()
                 progress(done, total)
-    fetch()
     table = np.concatenate(fetched) if fetched else np.zeros((0, 0))
     return {name: table[:, column] for column, name in enumerate(names)}
 
