@@ -25,7 +25,6 @@ from fedflat.cli.shared.flags import (
     optional,
     with_settings,
 )
-from fedflat.cli.shared.one_run import check_figure, write_figure
 from fedflat.cli.shared.screen import (
     counted,
     fetch_if_missing,
@@ -36,6 +35,7 @@ from fedflat.cli.shared.screen import (
     show_loading,
 )
 from fedflat.errors import SomeFailed, UserError, one_of
+from fedflat.reporting.figures.files import check_figure, write_figure
 from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:
