@@ -92,6 +92,7 @@ def reproduce(
     Example: fedflat reproduce fedswa/table3 --cells 'fedmoswa/*' --seeds 3
     """
     from fedflat.experiment.campaign.estimate import remaining_work
+    from fedflat.experiment.store.files import require_folder
     from fedflat.papers.outcome import outcomes as outcomes_of
     from fedflat.papers.plan import make_plan
 
@@ -100,8 +101,6 @@ def reproduce(
         raise one_of("scale", scale, SCALES)
     if cells and len(tables) > 1:
         raise UserError(f"--cells needs a single table, but '{name}' means {len(tables)}; e.g. {tables[0].full_name}")
-    from fedflat.experiment.store.files import require_folder
-
     if cells and representative:
         raise UserError("--cells and --representative exclude each other; use one of them")
     for file in filter(None, (markdown, as_csv)):

@@ -149,4 +149,6 @@ def _shown_rise(per_subset: list[Sharpness]) -> str:
     Only measures that average over random directions have a confidence interval.
     """
     intervals = [result.interval for result in per_subset if result.interval]
-    return estimate_text(intervals) if intervals else plus_minus([result.value for result in per_subset])
+    if len(intervals) == len(per_subset):
+        return estimate_text(intervals)
+    return plus_minus([result.value for result in per_subset])
