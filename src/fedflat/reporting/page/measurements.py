@@ -251,32 +251,30 @@ def _rises(group: Group, models: dict[str, Values]) -> dict[str, list[Values]]:
 
     A line with several seeds has the mean, and the standard deviation ``std``, at the radii that all seeds share.
     """
-    by_origin: dict[Origin | str, dict[int, tuple[str, Rises]]] = {}  # models by seed; outside of rows, each is alone
+    by_origin: dict[Origin | str, dict[int, Rises]] = {}  # by seed; a model outside of the report's rows is alone
+    labels: dict[Origin | str, str] = {}
     for label, model in models.items():
         origin, seed = (model["measured"].origin, model["measured"].seed) if model["measured"] else (label, 0)
+        labels.setdefault(origin, label)
         by_seed = by_origin.setdefault(origin, {})
-        first, rises = by_seed.get(seed, (label, {}))
-        by_seed[seed] = first, model["rises"] | rises  # of values that were measured twice, the first counts
+        by_seed[seed] = model["rises"] | by_seed.get(seed, {})  # of values that were measured twice, the first counts
     averaged = [origin for origin, by_seed in by_origin.items() if isinstance(origin, Origin) and len(by_seed) > 1]
-    rows = [origin.row for origin in averaged]
-    plotted: list[tuple[str, str, list[Rises]]] = []  # label of the line, label of its style, rises of each seed
-    for origin, by_seed in by_origin.items():
-        label = style = next(iter(by_seed.values()))[0]
-        if isinstance(origin, Origin) and origin in averaged:
-            details = [origin.described, f"{origin.examples} examples"] if rows.count(origin.row) > 1 else []
-            style, label = origin.row, ", ".join([origin.row, *details])
-        plotted.append((label, style, [rises for _, rises in by_seed.values()]))
-    styles = styles_of(group, [style for _, style, _ in plotted])
+    styled = labels | {origin: origin.row for origin in averaged}
+    styles, rows = styles_of(group, styled.values()), [origin.row for origin in averaged]
+    for row, described, examples in averaged:
+        is_ambiguous = rows.count(row) > 1
+        labels[Origin(row, described, examples)] = f"{row}, {described}, {examples} examples" if is_ambiguous else row
     lines: dict[str, list[Values]] = {}
     for kind in dict.fromkeys(kind for model in models.values() for kind, _ in model["rises"]):
-        for label, style, all_seeds in plotted:
-            seeds = [rises for rises in all_seeds if any(other == kind for other, _ in rises)]
-            known = [{rho for (k, rho), rise in rises.items() if k == kind and rise is not None} for rises in seeds]
-            radii = sorted(set.intersection(*known)) if known else []
-            values = [[rises[kind, rho] for rises in seeds] for rho in radii]
-            line = {"label": label, "style": styles[style], "x": radii, "y": [mean_of_numbers(each) for each in values]}
+        for origin, by_seed in by_origin.items():
+            seeds = [{rho: rise for (other, rho), rise in rises.items() if other == kind} for rises in by_seed.values()]
+            seeds = [rises for rises in seeds if rises]
+            radii = sorted(rho for rho in set().union(*seeds) if all(rises.get(rho) is not None for rises in seeds))
+            values = [[rises[rho] for rises in seeds] for rho in radii]
+            means = [mean_of_numbers(each) for each in values]
+            line = {"label": labels[origin], "style": styles[styled[origin]], "x": radii, "y": means}
             if len(seeds) > 1:
-                line["label"] = f"{label}, mean of {len(seeds)} seeds"
+                line["label"] = f"{labels[origin]}, mean of {len(seeds)} seeds"
                 line["std"] = [spread_over_subsets(each) for each in values]
             if len(radii) > 1:
                 lines.setdefault(kind, []).append(line)
