@@ -237,6 +237,5 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
     return Group(grid, Text(summary, style="dim"))
 
 
-def _progress_bar(fraction: float, width: int = 12) -> str:
-    done = round(width * min(1.0, fraction))
-    return "█" * done + "·" * (width - done)
+def _progress_bar(fraction: float) -> str:
+    return ("█" * round(12 * min(1.0, fraction))).ljust(12, "·")

@@ -84,7 +84,7 @@ def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> d
         figures["spectra"] = eigenvalue_figure(section["views"]["spectra"])
     if section["views"]["rises"]:
         figures["sharpness"] = rise_figure(section["views"]["rises"])
-    panels = panels_of(landscapes, "train_loss")
+    panels = panels_of(landscapes)
     if panels:
         figures |= {"contours": contours(panels, styles=styles), "surfaces": surfaces(panels, styles=styles)}
     return figures

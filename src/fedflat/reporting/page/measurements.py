@@ -324,19 +324,14 @@ def _paths_table(records: Sequence[Record]) -> Values:
         with left_out_if_damaged(path):
             for name, grid in load_landscapes(path).items():
                 if grid.kind == "path":
-                    heights = {value: barrier(grid.axes[0], values).height for value, values in grid.values.items()}
+                    heights = {}
+                    for value, values in grid.values.items():
+                        height = barrier(grid.axes[0], values).height * (100 if value.endswith("error") else 1)
+                        heights[value] = height if isfinite(height) else None
                     kind = "trained curve" if grid.metadata["curved"] else "straight line"
                     kind += ", after alignment" if grid.metadata.get("aligned") else ""
                     paths.append((name, kind, heights, grid.metadata["distance"]))
-    values = list(dict.fromkeys(value for _, _, heights, _ in paths for value in heights))
-    rows = []
-    for name, kind, heights, distance in paths:
-        finite = [
-            heights[value] * (100 if value.endswith("error") else 1)
-            if isfinite(heights.get(value, float("inf")))
-            else None
-            for value in values
-        ]
-        rows.append(_row(name, kind, [*finite, distance]))
-    heads = ("models", "path", *(f"barrier of {label_with_unit(value)}" for value in values), "distance of weights")
+    names = list(dict.fromkeys(value for _, _, heights, _ in paths for value in heights))
+    rows = [_row(name, kind, [*map(heights.get, names), distance]) for name, kind, heights, distance in paths]
+    heads = ("models", "path", *(f"barrier of {label_with_unit(value)}" for value in names), "distance of weights")
     return _table("Paths between models", "Largest rise above the line between the values at both ends.", heads, rows)

@@ -160,7 +160,7 @@ def _landscape_html(landscapes: Mapping[str, Landscape], styles: Mapping[str, Li
     from fedflat.reporting.figures.landscape_page import landscape_parts
     from fedflat.reporting.figures.landscape_panels import panels_of
 
-    panels = panels_of(landscapes, "train_loss")
+    panels = panels_of(landscapes)
     if not panels:
         return None
     about, rows = landscape_parts(panels, "train_loss", library=False, styles=styles)
