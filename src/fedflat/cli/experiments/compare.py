@@ -13,18 +13,7 @@ import typer
 from fedflat.cli import Interrupted
 from fedflat.cli.experiments.run import RUNS, data_slug, tracking_callbacks
 from fedflat.cli.shared.completion import complete_algorithm
-from fedflat.cli.shared.flags import (
-    CONFIG,
-    JOBS,
-    JSON,
-    QUIET,
-    SEEDS,
-    SET,
-    TARGETS,
-    TRACK,
-    optional,
-    with_settings,
-)
+from fedflat.cli.shared.flags import CONFIG, JOBS, JSON, QUIET, SEEDS, SET, TARGETS, TRACK, optional, with_settings
 from fedflat.cli.shared.screen import (
     counted,
     fetch_if_missing,

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedflat.cli.shared.command_group import current_context
 from fedflat.cli.shared.flags import JSON, QUIET, optional
-from fedflat.cli.shared.screen import (
-    fetch_if_missing,
-    key_values,
-    print_json,
-    screen,
-    table,
-)
+from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, screen, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.flatness.common import OutputFlags, Progress, estimate_text, plus_minus, print_table
-from fedflat.cli.flatness.models import (
-    MODELS,
-    DataFlags,
-    ModelFlags,
-    default_folder,
-    measure_models,
-    test_column,
-)
+from fedflat.cli.flatness.models import MODELS, DataFlags, ModelFlags, default_folder, measure_models, test_column
 from fedflat.cli.shared.flags import optional, with_flag_groups
 from fedflat.cli.shared.screen import shown_seconds
 

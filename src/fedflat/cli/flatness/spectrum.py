@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fedflat.cli.flatness.common import MAX_LISTED, OutputFlags, Progress, estimate_text, plus_minus, print_table
-from fedflat.cli.flatness.models import (
-    MODELS,
-    DataFlags,
-    ModelFlags,
-    default_folder,
-    measure_models,
-    test_column,
-)
+from fedflat.cli.flatness.models import MODELS, DataFlags, ModelFlags, default_folder, measure_models, test_column
 from fedflat.cli.shared.flags import optional, with_flag_groups
 from fedflat.cli.shared.screen import screen, shown_count, shown_seconds
 

@@ -30,12 +30,7 @@ from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
 from fedflat.reporting.page.display_names import display_name, names_row, with_display_names
-from fedflat.reporting.page.document import (
-    has_uneven_means,
-    report_document,
-    require_evaluations,
-    shown_evaluations,
-)
+from fedflat.reporting.page.document import has_uneven_means, report_document, require_evaluations, shown_evaluations
 from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.repeat import repeat_commands, report_options
 from fedflat.reporting.page.views import landscapes_of

@@ -21,11 +21,7 @@ from fedflat.display import (
     shown_target,
 )
 from fedflat.errors import UserError, one_of
-from fedflat.reporting.page.document import (
-    SUMMARY_LABELS,
-    has_uneven_means,
-    shown_evaluations,
-)
+from fedflat.reporting.page.document import SUMMARY_LABELS, has_uneven_means, shown_evaluations
 from fedflat.reporting.page.measurements import SEED_TABLE
 from fedflat.reporting.row import MIXED_PLUGINS
 from fedflat.reporting.tables.summary import MEAN_LABEL, SeedStatistics, are_equal, shown_range
