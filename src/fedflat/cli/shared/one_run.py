@@ -64,10 +64,9 @@ def current_status(record: Record) -> str:
 
 def run_document(record: Record) -> dict[str, Any]:
     """Return the results, cost and config of a run as JSON-compatible values."""
-    from fedflat.reporting.result import Result
     from fedflat.reporting.tables.summary import summarise
 
-    metric = Result(record).metric
+    metric = record.metric
     summaries = {name: summarise(record.history, name, metric, record.lower_is_better) for name in record.evaluated}
     last = record.history[-1] if record.history else {}
     flatness_seconds = None
