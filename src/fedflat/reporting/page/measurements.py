@@ -177,21 +177,19 @@ def _norms(group: Group) -> dict[str, Values]:
     rows: dict[str, Values] = {}
     for label, model, path in models_in_files(group, "norms.json", rows):
         with left_out_if_damaged(path):
-            subsets = model["subsets"]
+            subsets, first = model["subsets"], model["subsets"][0]
             estimates = [subset["relative_flatness"] for subset in subsets]
-            by_column = [[subset[name] for subset in subsets] for name in NORMS]
-            by_column.append([estimate["value"] for estimate in estimates])
-            means = [mean_of_numbers(values) for values in by_column]
-            spreads = [spread_over_subsets(values) for values in by_column[:-1]]
-            spreads.append(spread_over_subsets(by_column[-1], estimates))
-            first = subsets[0]
             layer, suffix = f"relative flatness of {first['layer']}", f" (rise {first['rise']:g})"
-            names = [*NORMS.values(), layer]
-            values = {name + suffix * ("sigma" in name): mean for name, mean in zip(names, means, strict=True)}
-            about = {"on": model["on"], "loss": means[0], "parameters": model.get("parameters")}
+            columns = {title: [subset[name] for subset in subsets] for name, title in NORMS.items()}
+            spreads = [*map(spread_over_subsets, columns.values())]
+            columns[layer] = [estimate["value"] for estimate in estimates]
+            spreads.append(spread_over_subsets(columns[layer], estimates))
+            means = {title: mean_of_numbers(values) for title, values in columns.items()}
+            values = {title + suffix * ("sigma" in title): mean for title, mean in means.items()}
+            about = {"on": model["on"], "loss": means["loss"], "parameters": model.get("parameters")}
             about["measured"] = model["measured"](first["examples"], values)
             described = f"{model.get('described') or model['model']}; {layer}"
-            rows[label] = _row(label, described, [*means, first["rise"], first["examples"]], spreads, **about)
+            rows[label] = _row(label, described, [*means.values(), first["rise"], first["examples"]], spreads, **about)
     return rows
 
 
