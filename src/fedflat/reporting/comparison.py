@@ -139,22 +139,23 @@ class Comparison:
         }
         model, metric, lower_is_better = row.model, self.metric, self.lower_is_better
         summaries = [summarise(record.history, model, metric, lower_is_better) for record in row.averaged]
-        evaluated = [summary for summary in summaries if summary is not None]
+        evaluated = [summary for summary in summaries if summary]
+        for name in ("last", "mean_last", "best", "at_best_validation"):
+            known = [value for summary in evaluated if (value := getattr(summary, name)) is not None]
+            if known:  # only runs with a validation split have a value at the best validation value
+                values[name] = seed_statistics(known)
         if evaluated:
-            for name in ("last", "mean_last", "best", "at_best_validation"):
-                known = [value for summary in evaluated if (value := getattr(summary, name)) is not None]
-                if known:  # only runs with a validation split have a value at the best validation value
-                    values[name] = seed_statistics(known)
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
         for target in targets:
             needed = costs_to_target(row, metric, target, lower_is_better)
             values[f"rounds to {target:g}"] = MedianRounds(needed.median, needed.reached, len(needed.rounds))
             values[f"virtual seconds to {target:g}"] = needed.seconds
             values[f"bytes to {target:g}"] = needed.bytes
-        last_entries = [record.history[-1] for record in row.ended or row.records if record.history]
+        runs = row.ended or row.records
+        last_entries = [record.history[-1] for record in runs if record.history]
         for cost in ("backward_passes", "bytes_up", "bytes_down", "samples"):
             values[cost] = fmean(float(entry[cost]) for entry in last_entries) if last_entries else None
-        values["seconds"] = fmean(record.seconds for record in row.ended or row.records)
+        values["seconds"] = fmean(record.seconds for record in runs)
         return values
 
     def to_pandas(self) -> pd.DataFrame:
@@ -185,16 +186,14 @@ class Comparison:
         """
         from fedflat.reporting.figures.curves import curves
 
-        metrics: dict[str, None] = {}
-        for record in self.records:
-            for entry in record.history:
-                for values in entry["test"].values():
-                    metrics |= dict.fromkeys(values)
+        entries = (entry for record in self.records for entry in record.history)
+        metrics = dict.fromkeys(name for entry in entries for values in entry["test"].values() for name in values)
         if metric is not None and metric not in metrics:
             raise one_of("metric", metric, metrics)
-        lines = []
-        for label, row, _ in self._labelled_rows():
-            lines.append((label + _diverged_share(row), [record.history for record in row.drawn], row.model))
+        lines = [
+            (label + _diverged_share(row), [record.history for record in row.drawn], row.model)
+            for label, row, _ in self._labelled_rows()
+        ]
         metric = metric or self.metric
         return curves(lines, metric, over, self.lower_is_better if metric == self.metric else None)
 

@@ -53,7 +53,8 @@ class RemainingTime:
     """
 
     def __init__(self, runs: int = 1, finished: int = 0) -> None:
-        self._runs, self._counted, self._ended = runs, 0, finished
+        self.counted = 0  # runs that finished, here or earlier
+        self._runs, self._ended = runs, finished
         self._ended_work = 0.0
         self._start_time: float | None = None  # when the first round was done
         self._setting_up: set[Config] = set()  # runs that began before, until their own first round is done
@@ -61,7 +62,7 @@ class RemainingTime:
 
     def count_run(self) -> None:
         """Count a run as finished, even if it had finished earlier."""
-        self._counted += 1
+        self.counted += 1
 
     def update(self, run: RunProgress) -> None:
         """Note the completed rounds of a run that begins or is in progress."""
@@ -86,7 +87,7 @@ class RemainingTime:
             return ""
         active = [(first, now, config.training.rounds) for config, (first, now) in self._rounds.items()]
         done = self._ended_work + sum((now - first) / total for first, now, total in active)
-        remaining = self._runs - max(self._counted, self._ended) - sum(now / total for _, now, total in active)
+        remaining = self._runs - max(self.counted, self._ended) - sum(now / total for _, now, total in active)
         if done <= 0:
             return ""
         return f"about {shown_seconds((time.monotonic() - self._start_time) / done * max(0.0, remaining))} left"
@@ -109,14 +110,13 @@ class Lines(Progress):
     """Progress display that prints a plain line to stderr at about every tenth of a run's rounds."""
 
     def __init__(self, runs: int = 1, finished: int = 0) -> None:
-        self.runs, self.finished, self.started = runs, 0, finished
+        self.runs, self.started = runs, finished
         self._reported: dict[Config, ReportedRun] = {}
         self._all_runs = RemainingTime(runs, finished)
 
     def count_run(self) -> None:
         self._all_runs.count_run()
-        self.finished += 1
-        self.started = max(self.started, self.finished)  # a run of another process does not call ``began``
+        self.started = max(self.started, self._all_runs.counted)  # a run of another process does not call ``began``
 
     def show_forecast(self, forecast: Forecast) -> None:
         print(describe_forecast(forecast), file=sys.stderr, flush=True)
@@ -205,7 +205,7 @@ class Bars(Progress):
         if runs > 1:
             self._all_runs = self._bars.add_task("all runs", total=runs, unit="runs", left="", metrics="")
         self._run_bars: dict[Config, RunBar] = {}
-        self._counted, self._remaining = 0, RemainingTime(runs, finished)
+        self._remaining = RemainingTime(runs, finished)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -215,7 +215,6 @@ class Bars(Progress):
         self._bars.stop()
 
     def count_run(self) -> None:
-        self._counted += 1
         self._remaining.count_run()
         self._update_all_runs()
 
@@ -249,7 +248,7 @@ class Bars(Progress):
     def _update_all_runs(self) -> None:
         """Update the overall bar."""
         if self._all_runs is not None:
-            self._bars.update(self._all_runs, completed=self._counted, left=self._remaining.text())
+            self._bars.update(self._all_runs, completed=self._remaining.counted, left=self._remaining.text())
 
 
 class NotebookBars(Progress):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,31 +229,25 @@ def _benchmark_table(rows: list[dict[str, Any]]) -> ScreenTable:
     The number of clients has a column only if it varies, CPU time only if it is known, and GPU memory only if any was
     used.
     """
-    has_clients = len({row["clients"] for row in rows}) > 1
-    has_gpu = any(row["peak_device_bytes"] for row in rows)
-    numeric = ["s/round", "samples/s", "share of\nbound", "speed-up over\nplain loop", "loss", "set-up", "memory"]
-    if has_clients:
-        numeric.insert(0, "clients")
+
+    def column(key: str, shown: Callable[[Any], object]) -> list[object]:
+        """Return the cells of a column; None stays None."""
+        return [None if row[key] is None else shown(row[key]) for row in rows]
+
+    texts = {"": "contender", "algorithm": "algorithm", "precision": "precision", "engine": "engine"}
+    columns = {title: [row[key] for row in rows] for title, key in texts.items()}
+    if len({row["clients"] for row in rows}) > 1:
+        columns["clients"] = column("clients", shown_count)
+    columns["s/round"] = column("seconds_per_round", "{:.4g}".format)
     if any(row["cpu_seconds_per_round"] is not None for row in rows):
-        numeric.insert(numeric.index("samples/s"), "CPU\ns/round")
-    if has_gpu:
-        numeric.insert(-1, "GPU memory")
-    lines = []
-    for row in rows:
-        # Both are times divided by that of this row: the time of the bound, and the time of the plain loop.
-        share, times, cpu = row["share_of_bound"], row["times_plain"], row["cpu_seconds_per_round"]
-        cells = {
-            "clients": shown_count(row["clients"]),
-            "s/round": f"{row['seconds_per_round']:.4g}",
-            "CPU\ns/round": None if cpu is None else f"{cpu:.4g}",
-            "samples/s": shown_count(row["samples_per_second"]),
-            "share of\nbound": None if share is None else f"{100 * share:.0f} %",
-            "speed-up over\nplain loop": None if times is None else f"{times:.2f}",
-            "loss": None if row["loss"] is None else f"{row['loss']:.4f}",
-            "set-up": shown_seconds(row["set_up_seconds"]),
-            "GPU memory": shown_bytes(row["peak_device_bytes"]),
-            "memory": shown_bytes(row["peak_host_bytes"]),
-        }
-        texts = [row[key] for key in ("contender", "algorithm", "precision", "engine")]
-        lines.append([*texts, *(cells[column] for column in numeric)])
-    return table(["", "algorithm", "precision", "engine", *numeric], lines, numeric=numeric)
+        columns["CPU\ns/round"] = column("cpu_seconds_per_round", "{:.4g}".format)
+    columns["samples/s"] = column("samples_per_second", shown_count)
+    # Both are times divided by that of the row: the time of the bound, and the time of the plain loop.
+    columns["share of\nbound"] = column("share_of_bound", lambda share: f"{100 * share:.0f} %")
+    columns["speed-up over\nplain loop"] = column("times_plain", "{:.2f}".format)
+    columns["loss"] = column("loss", "{:.4f}".format)
+    columns["set-up"] = column("set_up_seconds", shown_seconds)
+    if any(row["peak_device_bytes"] for row in rows):
+        columns["GPU memory"] = column("peak_device_bytes", shown_bytes)
+    columns["memory"] = column("peak_host_bytes", shown_bytes)
+    return table(columns, zip(*columns.values(), strict=True), numeric=columns.keys() - texts.keys())

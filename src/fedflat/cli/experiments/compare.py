@@ -13,19 +13,7 @@ import typer
 from fedflat.cli import Interrupted
 from fedflat.cli.experiments.run import RUNS, data_slug, tracking_callbacks
 from fedflat.cli.shared.completion import complete_algorithm
-from fedflat.cli.shared.flags import (
-    CONFIG,
-    JOBS,
-    JSON,
-    QUIET,
-    SEEDS,
-    SET,
-    TARGETS,
-    TRACK,
-    optional,
-    with_settings,
-)
-from fedflat.cli.shared.one_run import check_figure, write_figure
+from fedflat.cli.shared.flags import CONFIG, JOBS, JSON, QUIET, SEEDS, SET, TARGETS, TRACK, optional, with_settings
 from fedflat.cli.shared.screen import (
     counted,
     fetch_if_missing,
@@ -36,6 +24,7 @@ from fedflat.cli.shared.screen import (
     show_loading,
 )
 from fedflat.errors import SomeFailed, UserError, one_of
+from fedflat.reporting.figures.files import check_figure, write_figure
 from fedflat.reporting.progress import progress
 
 if TYPE_CHECKING:

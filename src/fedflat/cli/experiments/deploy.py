@@ -208,9 +208,9 @@ def _check_project(folder: Path, sites: list[int], node_config: str, as_json: bo
     }
     screen().print(key_values(facts))
     for text in project.advice:
-        screen().print(text, style="yellow", markup=False, highlight=False)
+        screen().print(text, style="yellow")
     for text in project.missing:
-        screen().print(f"Missing: {text}", style="yellow", markup=False, highlight=False)
+        screen().print(f"Missing: {text}", style="yellow")
     checked = "the server" if not sites else f"the server and of {counted(len(sites), 'site')}"
     verdict = f"settings, model and data of {checked} fit together"
     if project.missing:

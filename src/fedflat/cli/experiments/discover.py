@@ -35,14 +35,7 @@ def discover(
 
     Example: fedflat discover examples/discover-digits.yaml --minutes 5 --jobs 2
     """
-    from fedflat.experiment.campaign.discover import (
-        SEARCH,
-        check_setup,
-        confirm,
-        finalists,
-        plan_discovery,
-        problems,
-    )
+    from fedflat.experiment.campaign.discover import SEARCH, check_setup, confirm, finalists, plan_discovery, problems
     from fedflat.experiment.campaign.space_file import read_space
     from fedflat.experiment.campaign.sweep import slug
     from fedflat.experiment.campaign.tune import check_folder

@@ -65,26 +65,23 @@ def report(
     if not (quiet or as_json):
         for _, reason in gathered.left_out:
             print(f"fedflat: left out: {reason}", file=sys.stderr)
+    rows = [row for group in group_runs(gathered.records, apart) for row in group.rows]
+    folders = [record.folder for record in gathered.records if record.folder is not None]
+    plugins = [plugin for folder in folders for plugin in folder.plugins().items()]
+    if baseline:
+        valid = dict.fromkeys(name for row in rows for name in (row.label, row.row.algorithm))
+        _, baseline = find_row("baseline", [baseline], valid, plugins)
+    labels = read_labels(label, [row.label for row in rows], plugins)
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    options: dict[str, Any] = {"baseline": None, "by": by, "apart": apart, "columns": names, "figures": figures}
-    if label or baseline:
-        rows = [row for group in group_runs(gathered.records, apart) for row in group.rows]
-        folders = [record.folder for record in gathered.records if record.folder is not None]
-        plugins = [plugin for folder in folders for plugin in folder.plugins().items()]
-        options["labels"] = read_labels(label, [row.label for row in rows], plugins)
-        if baseline:
-            valid = dict.fromkeys(name for row in rows for name in (row.label, row.row.algorithm))
-            _, options["baseline"] = find_row("baseline", [baseline], valid, plugins)
-    document, files = write_report(gathered, out, title=title, targets=target, **options)
+    options: dict[str, Any] = {"by": by, "apart": apart, "columns": names, "labels": labels, "figures": figures}
+    document, files = write_report(gathered, out, title=title, targets=target, baseline=baseline or None, **options)
     if as_json:
         sections = [{key: section[key] for key in JSON_ENTRIES} for section in document["sections"]]
         print_json({"files": files, "left_out": document["left_out"], "by": by, "sections": sections})
         return
-    if not quiet:
-        for section in document["sections"]:
-            for note in section["notes"]:
-                if note["kind"] == "bad":
-                    screen(stderr=True).print(note["text"], style="red")
+    notes = [note for section in document["sections"] for note in section["notes"] if note["kind"] == "bad"]
+    for note in [] if quiet else notes:
+        screen(stderr=True).print(note["text"], style="red")
     screen().print(key_values(files))
 
 

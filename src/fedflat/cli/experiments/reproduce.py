@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from fedflat.cli.shared.screen import (
     table,
 )
 from fedflat.errors import UserError, one_of
+from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.progress import progress
 from fedflat.setting_names import full_name
 
@@ -92,6 +93,7 @@ def reproduce(
     Example: fedflat reproduce fedswa/table3 --cells 'fedmoswa/*' --seeds 3
     """
     from fedflat.experiment.campaign.estimate import remaining_work
+    from fedflat.experiment.store.files import require_folder
     from fedflat.papers.outcome import outcomes as outcomes_of
     from fedflat.papers.plan import make_plan
 
@@ -100,46 +102,48 @@ def reproduce(
         raise one_of("scale", scale, SCALES)
     if cells and len(tables) > 1:
         raise UserError(f"--cells needs a single table, but '{name}' means {len(tables)}; e.g. {tables[0].full_name}")
-    from fedflat.experiment.store.files import require_folder
-
     if cells and representative:
         raise UserError("--cells and --representative exclude each other; use one of them")
     for file in filter(None, (markdown, as_csv)):
         require_folder(file)
     deviations = _deviations(scale == "small", rounds, data_dir, assignments)
     root = out or RUNS / "reproduce" / _folder_name(deviations)
+
+    def plan_tables() -> Iterator[tuple[ReproductionPlan, RemainingWork]]:
+        """Plan one table after another: tables of a paper share runs, which may have finished meanwhile."""
+        for each in tables:
+            chosen_cells = each.choose([each.file.representative] if representative else cells)
+            plan = make_plan(each, chosen_cells, seed_list, root / each.paper.name, deviations)
+            if assignments:
+                _check_names(plan)
+            yield plan, remaining_work(plan.runs, probing=probe and not deviations.small)
+
     documents: list[dict[str, Any]] = []
-    all_outcomes: list[CellOutcome] = []
     failure: UserError | None = None
-    plans: list[ReproductionPlan] = []
-    for paper_table in tables:
-        folder = root / paper_table.paper.name
-        chosen_cells = paper_table.choose([paper_table.file.representative] if representative else cells)
-        plan = make_plan(paper_table, chosen_cells, seed_list, folder, deviations)
-        if assignments:
-            _check_names(plan)
-        work = remaining_work(plan.runs, probing=probe and not deviations.small)
-        if dry_run:
+    if dry_run:
+        plans = []
+        for plan, work in plan_tables():
             plans.append(plan)
             documents.append(_plan_document(plan, work))
             if not as_json:
                 _print_plan(plan, work)
-            continue
-        if not silent:
-            _print_work(plan, work, stderr=True)
-            _confirm_if_long(plan, work, yes)
-        measured, failure = _run(plan, jobs, silent, record)  # after a failure, finished runs are still shown
-        outcomes = outcomes_of(plan, measured)
-        all_outcomes += outcomes
-        documents.append(_result_document(plan, work, outcomes, folder, _write_chart(paper_table, outcomes, folder)))
-        if not as_json:
-            _print_outcomes(outcomes, documents[-1])
-        if failure is not None:
-            break
-    if not dry_run:
+        if len(plans) > 1 and not as_json:
+            _print_total(plans)
+    else:
+        all_outcomes: list[CellOutcome] = []
+        for plan, work in plan_tables():
+            if not silent:
+                _print_work(plan, work, stderr=True)
+                _confirm_if_long(plan, work, yes)
+            measured, failure = _run(plan, jobs, silent, record)  # after a failure, finished runs are still shown
+            outcomes = outcomes_of(plan, measured)
+            all_outcomes += outcomes
+            documents.append(_result_document(plan, work, outcomes, root / plan.table.paper.name))
+            if not as_json:
+                _print_outcomes(outcomes, documents[-1])
+            if failure is not None:
+                break
         _write_outcomes(markdown, as_csv, all_outcomes, deviations.small)
-    elif len(tables) > 1 and not as_json:
-        _print_total(plans)
     if as_json:
         print_json(documents if len(tables) > 1 else documents[0])
     if failure is not None:
@@ -388,7 +392,6 @@ def _plan_document(plan: ReproductionPlan, work: RemainingWork) -> dict[str, Any
 def _write_chart(table: PaperTable, outcomes: Sequence[CellOutcome], folder: Path) -> Path | None:
     """Draw the measured numbers of a figure that consists of bars; return the path, or None for other figures."""
     from fedflat.papers.pictures import bar_chart
-    from fedflat.reporting.figures.files import write_figure
 
     if not table.file.bars or all(outcome.mean is None for outcome in outcomes):
         return None
@@ -438,9 +441,9 @@ def _verdict_rule(plan: ReproductionPlan) -> str:
 
 
 def _result_document(
-    plan: ReproductionPlan, work: RemainingWork, outcomes: Sequence[CellOutcome], folder: Path, chart: Path | None
+    plan: ReproductionPlan, work: RemainingWork, outcomes: Sequence[CellOutcome], folder: Path
 ) -> dict[str, Any]:
-    """Return the outcome of a table as JSON-compatible values."""
+    """Write the chart of a table, if it is one of bars, and return its outcome as JSON-compatible values."""
     from fedflat.papers.document import outcomes_document
     from fedflat.papers.pictures import picture_commands
 
@@ -452,7 +455,7 @@ def _result_document(
         "cost": vars(work),
         "rule": _verdict_rule(plan),
         "pictures": picture_commands(plan, folder),
-        "chart": chart,
+        "chart": _write_chart(plan.table, outcomes, folder),
         "cells": outcomes_document(outcomes),
     }
 

@@ -22,7 +22,6 @@ from fedflat.cli.shared.screen import (
     show_loading,
     shown_bytes,
     shown_count,
-    shown_metric,
     shown_seconds,
     table,
     with_unit,
@@ -215,7 +214,8 @@ def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
     ``lines`` has one entry per combination of varied settings, best first, with scores over seeds; ``runs`` has one
     entry per run, where ``by`` states who did it: this call, an earlier call, or another process.
     """
-    from fedflat.experiment.campaign.ranking import last_score, mean_and_spread
+    from fedflat.experiment.campaign.ranking import last_score
+    from fedflat.reporting.tables.summary import seed_statistics
 
     ranked = _ranked(results)
     lines = []
@@ -226,8 +226,9 @@ def _document(plan: Sweep, results: list[SweepResult]) -> dict[str, Any]:
             "diverged": combination.diverged,
         }
         for split in SPLITS:
-            mean, std = mean_and_spread(combination.scores(split))
-            line[split] = {"mean": mean, "std": std}
+            scores = combination.scores(split)
+            statistics = seed_statistics(scores) if scores else None
+            line[split] = {"mean": statistics and statistics.mean, "std": statistics and statistics.std}
         lines.append(line)
     runs = []
     for result in results:
@@ -249,6 +250,7 @@ ORIGINS = {"here": "done now", "before": "done earlier", "elsewhere": "done by a
 def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     """Print the combinations of a sweep, best first, and how many runs were done now, before, or by another process."""
     from fedflat.cli.shared.several_runs import report_command
+    from fedflat.reporting.tables.summary import seed_statistics
 
     ranked = _ranked(results)
     if ranked.split == "validation":
@@ -259,7 +261,10 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     names = list(dict.fromkeys(name for combination in ranked.combinations for name in combination.varied))
     rows: list[list[object]] = []
     for combination in ranked.combinations[:MAX_ROWS]:
-        scores = [_shown_scores(combination.scores(split), ranked.metric) for split in splits]
+        scores = [
+            seed_statistics(scores).shown(ranked.metric) if (scores := combination.scores(split)) else None
+            for split in splits
+        ]
         diverged = f" ({combination.diverged} diverged)" if combination.diverged else ""
         values = [combination.varied.get(name) for name in names]
         rows.append([*values, *scores, f"{combination.seeds}{diverged}"])
@@ -275,13 +280,3 @@ def _print_results(plan: Sweep, results: list[SweepResult]) -> None:
     report = report_command(plan.out, [run.config for run in plan.runs])
     next_commands = f"{report}, fedflat show {quote(str(plan.out))}"
     console.print(key_values({"runs": counts, "folder": plan.out, "next": next_commands}))
-
-
-def _shown_scores(scores: tuple[float, ...], metric: str) -> str | None:
-    """Return the mean over seeds with its standard deviation as text, or None if no seed has a score."""
-    from fedflat.experiment.campaign.ranking import mean_and_spread
-
-    mean, std = mean_and_spread(scores)
-    if mean is None:
-        return None
-    return shown_metric(mean, metric) if std is None else f"{shown_metric(mean, metric)} ± {shown_metric(std, metric)}"

@@ -144,12 +144,11 @@ def read_run(path: Path) -> WatchedRun:
     """Read the state of the run in a folder."""
     from fedflat.experiment.analysis.reopen import primary_model
     from fedflat.experiment.store.run_folder import load_record
-    from fedflat.reporting.result import Result
     from fedflat.reporting.tables.summary import best_of, series
 
     record = load_record(path)
     assert record.folder is not None
-    metric, model = Result(record).metric, primary_model(record)
+    metric, model = record.metric, primary_model(record)
     values = [value for _, value in series(record.history, model, metric)]
     last: dict[str, Any] = record.history[-1] if record.history else {}
     last_metrics = last.get("test", {}).get(model, {})
@@ -237,6 +236,5 @@ def _render(runs: list[WatchedRun]) -> RenderableType:
     return Group(grid, Text(summary, style="dim"))
 
 
-def _progress_bar(fraction: float, width: int = 12) -> str:
-    done = round(width * min(1.0, fraction))
-    return "█" * done + "·" * (width - done)
+def _progress_bar(fraction: float) -> str:
+    return ("█" * round(12 * min(1.0, fraction))).ljust(12, "·")

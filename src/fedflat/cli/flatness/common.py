@@ -15,18 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedflat.cli.shared.command_group import current_context
 from fedflat.cli.shared.flags import JSON, QUIET, optional
-from fedflat.cli.shared.screen import (
-    fetch_if_missing,
-    key_values,
-    print_json,
-    screen,
-    table,
-)
+from fedflat.cli.shared.screen import fetch_if_missing, key_values, print_json, screen, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedflat.experiment.analysis.post_hoc import PostHoc
+    from fedflat.flatness import Estimate
 
 OUT = optional(
     "--out",
@@ -137,8 +132,8 @@ def write_results(folder: Path, name: str, document: dict[str, Any], figure: Fig
     Returns:
         The paths, by the labels ``numbers`` and ``picture``.
     """
-    from fedflat.cli.shared.one_run import write_figure
     from fedflat.experiment.store.files import write_atomically
+    from fedflat.reporting.figures.files import write_figure
 
     files = {"numbers": folder / f"{name}.json"}
     write_atomically(files["numbers"], json.dumps(document, indent=2, default=str) + "\n")
@@ -202,6 +197,16 @@ def plus_minus(values: Sequence[float]) -> str:
     ('1.25', '2 ± 1')
     """
     return f"{fmean(values):.4g}" if len(values) == 1 else f"{fmean(values):.4g} ± {stdev(values):.2g}"
+
+
+def estimate_text(estimates: Sequence[Estimate]) -> str:
+    """Return the mean of random estimates on several subsets of examples as text, with the standard deviation.
+
+    A single estimate is shown with half the width of its confidence interval.
+    """
+    if len(estimates) == 1:
+        return f"{estimates[0].value:.4g} ± {estimates[0].half_width:.2g}"
+    return plus_minus([estimate.value for estimate in estimates])
 
 
 def three_digits(value: float | None) -> str | None:

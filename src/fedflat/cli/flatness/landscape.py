@@ -303,9 +303,9 @@ def _write_files(
         panels: the panels of the interactive page.
         value: name of the value that the page shows, e.g. ``train_loss``.
     """
-    from fedflat.cli.shared.one_run import write_figure
     from fedflat.experiment.analysis.landscapes import save_landscapes
     from fedflat.experiment.store.files import write_atomically
+    from fedflat.reporting.figures.files import write_figure
     from fedflat.reporting.figures.landscape_page import landscape_page
 
     files = {"numbers": folder / "landscape.json"}

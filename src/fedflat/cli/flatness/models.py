@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -237,8 +238,8 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
     _require_module_and_dataset(files, flags)
     networks: dict[str, nn.Module] = {}  # of runs that were trained with a user-supplied network
     how = {"device": flags.device, "precision": flags.precision}
+    _require_distinct(references)
     for text in references:
-        _require_once(text, references)
         if text not in files:
             folder = parse_reference(text).run
             if (pattern := run_glob(folder)) and not RunFolder(folder).exists:
@@ -262,9 +263,7 @@ def open_models(references: Sequence[str], silent: bool, flags: ModelFlags) -> d
             models.append(open_external_model(Path(text), build_module(flags.module), config, **how))
         else:
             models.append(open_model_or_client(text, network=networks.get(text), **how))
-    labels = [model.label for model in models]
-    for label in labels:
-        _require_once(label, labels)
+    _require_distinct([model.label for model in models])
     return dict(zip(short_names(models), models, strict=True))
 
 
@@ -281,8 +280,9 @@ def _require_module_and_dataset(files: Sequence[str], flags: ModelFlags) -> None
         raise UserError("--data-dir is for weights files; the data of a run are in the folder data.dir of its config")
 
 
-def _require_once(name: str, names: Sequence[str]) -> None:
-    if list(names).count(name) > 1:
+def _require_distinct(names: Sequence[str]) -> None:
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
         raise UserError(f"{name} is listed twice; list each model once")
 
 
@@ -294,15 +294,11 @@ def short_names(models: Sequence[RunModel]) -> list[str]:
     used, without the folders that all of them share.
     """
     runs = {model.label.partition(":")[0] for model in models}
-    if len(runs) == 1 and len(models) > 1:
-        names = [_model_and_round(model) for model in models]
-    else:
-        names = [_algorithm_and_model(model) for model in models]
-    if len(set(names)) == len(names):
-        return names
+    name_of = _model_and_round if len(runs) == 1 and len(models) > 1 else _algorithm_and_model
     with_seeds = [f"{_algorithm_and_model(model)} (seed {model.record.config.seed})" for model in models]
-    if len(set(with_seeds)) == len(with_seeds):
-        return with_seeds
+    for names in ([name_of(model) for model in models], with_seeds):
+        if len(set(names)) == len(names):
+            return names
     paths = [model.label.split("/") for model in models]
     shared = len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
     return ["/".join(path[shared:]) for path in paths]

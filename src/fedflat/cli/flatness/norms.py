@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import OutputFlags, Progress, plus_minus, print_table
-from fedflat.cli.flatness.models import (
-    MODELS,
-    DataFlags,
-    ModelFlags,
-    default_folder,
-    measure_models,
-    test_column,
-)
+from fedflat.cli.flatness.common import OutputFlags, Progress, estimate_text, plus_minus, print_table
+from fedflat.cli.flatness.models import MODELS, DataFlags, ModelFlags, default_folder, measure_models, test_column
 from fedflat.cli.shared.flags import optional, with_flag_groups
 from fedflat.cli.shared.screen import shown_seconds
 
@@ -78,25 +71,21 @@ def _print_norms(results: dict[str, list[Norms]], document: dict[str, Any], exam
     metric, shown_tests = test_column(document)
     rows = []
     for name, per_subset in results.items():
-        flatness = per_subset[0].relative_flatness
-        relative = f"{flatness.value:.4g} ± {flatness.half_width:.2g}"
-        if len(per_subset) > 1:
-            relative = plus_minus([result.relative_flatness.value for result in per_subset])
         rows.append(
-            (
-                name,
-                plus_minus([result.loss for result in per_subset]),
-                shown_tests[name],
-                relative,
-                plus_minus([result.fisher_rao for result in per_subset]),
-                sigma_text([result.sigma for result in per_subset]),
-                sigma_text([result.magnitude_sigma for result in per_subset]),
-            )
+            {
+                "model": name,
+                "loss": plus_minus([result.loss for result in per_subset]),
+                metric: shown_tests[name],
+                "relative flatness": estimate_text([result.relative_flatness for result in per_subset]),
+                "Fisher-Rao norm": plus_minus([result.fisher_rao for result in per_subset]),
+                "sigma": sigma_text([result.sigma for result in per_subset]),
+                "magnitude-aware sigma": sigma_text([result.magnitude_sigma for result in per_subset]),
+            }
         )
-    columns = ("model", "loss", metric, "relative flatness", "Fisher-Rao norm", "sigma", "magnitude-aware sigma")
     first_per_subset = next(iter(results.values()))
     first = first_per_subset[0]
     has_subsets = len(first_per_subset) > 1
     interval = "standard deviation over subsets" if has_subsets else "95 % confidence interval of relative flatness"
     note = f"± {interval}; sigma: noise that raises the loss by {first.rise:g}; {shown_seconds(seconds)}"
-    print_table(f"Norms on {document['on']}, {examples}, relative flatness of {first.layer}", columns, rows, note)
+    heading = f"Norms on {document['on']}, {examples}, relative flatness of {first.layer}"
+    print_table(heading, list(rows[0]), [list(row.values()) for row in rows], note)

@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import OutputFlags, Progress, plus_minus, print_table
-from fedflat.cli.flatness.models import (
-    MODELS,
-    DataFlags,
-    ModelFlags,
-    default_folder,
-    measure_models,
-    test_column,
-)
+from fedflat.cli.flatness.common import OutputFlags, Progress, estimate_text, plus_minus, print_table
+from fedflat.cli.flatness.models import MODELS, DataFlags, ModelFlags, default_folder, measure_models, test_column
 from fedflat.cli.shared.flags import no_default, with_flag_groups
 from fedflat.cli.shared.screen import shown_seconds
 from fedflat.errors import UserError
@@ -146,10 +139,9 @@ def _print_results(results: Results, document: dict[str, Any], examples: str, se
 def _shown_rise(per_subset: list[Sharpness]) -> str:
     """Return the rise of the loss as text, given the sharpness on each subset of examples.
 
-    For several subsets, the text is the mean with the standard deviation. For one subset, it is the value, with a
-    confidence interval if the measure averages over random directions.
+    Only measures that average over random directions have a confidence interval.
     """
-    interval = per_subset[0].interval
-    if len(per_subset) == 1 and interval is not None:
-        return f"{interval.value:.4g} ± {interval.half_width:.2g}"
+    intervals = [result.interval for result in per_subset if result.interval]
+    if len(intervals) == len(per_subset):
+        return estimate_text(intervals)
     return plus_minus([result.value for result in per_subset])

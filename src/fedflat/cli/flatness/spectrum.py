@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import compress, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedflat.cli.flatness.common import MAX_LISTED, OutputFlags, Progress, plus_minus, print_table
-from fedflat.cli.flatness.models import (
-    MODELS,
-    DataFlags,
-    ModelFlags,
-    default_folder,
-    measure_models,
-    test_column,
-)
+from fedflat.cli.flatness.common import MAX_LISTED, OutputFlags, Progress, estimate_text, plus_minus, print_table
+from fedflat.cli.flatness.models import MODELS, DataFlags, ModelFlags, default_folder, measure_models, test_column
 from fedflat.cli.shared.flags import optional, with_flag_groups
 from fedflat.cli.shared.screen import screen, shown_count, shown_seconds
 
@@ -141,29 +134,16 @@ def _print_spectra(
     if len(first_per_subset) > 1:
         note = "± standard deviation over subsets"
     metric, shown_tests = test_column(document)
-    columns = (
-        "model",
-        "loss",
-        metric,
-        "gradient norm",
-        "lambda_max",
-        "lambda_max / lambda_5",
-        "lambda_min",
-        "trace",
-        "products",
-        "time",
-    )
     matrix = "" if first.matrix == "hessian" else f" ({first.matrix})"
     heading = f"Curvature{matrix} on {document['on']}, {examples}, {first.method}"
-    all_rows = [_row(name, per_subset, shown_tests[name]) for name, per_subset in spectra.items()]
-    computed = [any(cell is not None for cell in column) for column in zip(*all_rows, strict=True)]
-    rows = [tuple(compress(row, computed)) for row in all_rows]
+    rows = [{"model": name, **_cells(per_subset, metric, shown_tests[name])} for name, per_subset in spectra.items()]
+    columns = [title for title in rows[0] if any(row[title] is not None for row in rows)]  # without those not computed
     criterion = f" (tolerance {tolerance:g})" if first.method == "lanczos" else ""
     all_converged = all(result.converged for per_subset in spectra.values() for result in per_subset)
     print_table(
         heading,
-        list(compress(columns, computed)),
-        rows,
+        columns,
+        [[row[title] for title in columns] for row in rows],
         "; ".join(filter(None, [note, f"all converged{criterion}" * all_converged])),
     )
     if 1 < max(len(per_subset[0].eigenvalues) for per_subset in spectra.values()) <= MAX_LISTED:
@@ -200,15 +180,15 @@ def _remedy(result: Spectrum) -> str:
 
 def _layer_row(per_subset: Sequence[LayerCurvature]) -> tuple[object, ...]:
     """Return the table row of a parameter, given its curvature on each subset of examples."""
-    first = per_subset[0]
-    trace = f"{first.trace.value:.4g} ± {first.trace.half_width:.2g}"
-    if len(per_subset) > 1:
-        trace = plus_minus([layer.trace.value for layer in per_subset])
-    return first.name, shown_count(first.size), plus_minus([layer.lambda_max for layer in per_subset]), trace
+    largest, trace = (
+        plus_minus([each.lambda_max for each in per_subset]),
+        estimate_text([each.trace for each in per_subset]),
+    )
+    return per_subset[0].name, shown_count(per_subset[0].size), largest, trace
 
 
-def _row(name: str, per_subset: Sequence[Spectrum], test_metric: str) -> tuple[object, ...]:
-    """Return the table row of a model: its test metric, and means with standard deviations over subsets of examples.
+def _cells(per_subset: Sequence[Spectrum], metric: str, test_metric: str) -> dict[str, str | None]:
+    """Return the table row of a model by column: its test ``metric``, and means with deviations over subsets.
 
     On a single subset, the trace has the confidence interval of its random estimate instead.
     """
@@ -218,18 +198,15 @@ def _row(name: str, per_subset: Sequence[Spectrum], test_metric: str) -> tuple[o
         numbers = [value for value in values if value is not None]
         return plus_minus(numbers) if len(numbers) == len(values) else None
 
-    trace = mean_text([result.trace.value if result.trace else None for result in per_subset])
-    if len(per_subset) == 1 and per_subset[0].trace:
-        trace = f"{per_subset[0].trace.value:.4g} ± {per_subset[0].trace.half_width:.2g}"
-    return (
-        name,
-        mean_text([result.loss for result in per_subset]),
-        test_metric,
-        mean_text([result.gradient_norm for result in per_subset]),
-        mean_text([result.lambda_max for result in per_subset]),
-        mean_text([result.ratio for result in per_subset]),
-        mean_text([result.lambda_min for result in per_subset]),
-        trace,
-        shown_count(sum(result.products for result in per_subset)),
-        shown_seconds(sum(result.seconds for result in per_subset)),
-    )
+    traces = [result.trace for result in per_subset if result.trace]
+    return {
+        "loss": mean_text([result.loss for result in per_subset]),
+        metric: test_metric,
+        "gradient norm": mean_text([result.gradient_norm for result in per_subset]),
+        "lambda_max": mean_text([result.lambda_max for result in per_subset]),
+        "lambda_max / lambda_5": mean_text([result.ratio for result in per_subset]),
+        "lambda_min": mean_text([result.lambda_min for result in per_subset]),
+        "trace": estimate_text(traces) if len(traces) == len(per_subset) else None,
+        "products": shown_count(sum(result.products for result in per_subset)),
+        "time": shown_seconds(sum(result.seconds for result in per_subset)),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import compress, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def papers(
     Example: fedflat papers fedswa/table3
     """
     from fedflat.experiment.store.files import require_folder, write_atomically
-    from fedflat.papers import Paper, PaperTable, find
+    from fedflat.papers import PaperTable, find
     from fedflat.papers import papers as all_papers
     from fedflat.papers.document import paper_document, table_document, table_markdown
 
@@ -58,24 +59,18 @@ def papers(
     if isinstance(item, PaperTable):
         if markdown is not None:
             write_atomically(markdown, table_markdown(item) + "\n")
+        if as_json:
+            print_json(table_document(item))
+        else:
+            (_print_cells if list_cells else _print_table)(item)
     elif list_cells or markdown is not None:
         raise UserError("--list-cells and --markdown need a table, e.g. fedflat papers fedswa/table3 --list-cells")
-    if item is None:
-        if as_json:
-            print_json([paper_document(paper) for paper in all_papers().values()])
-        else:
-            _print_papers(list(all_papers().values()))
-    elif isinstance(item, Paper):
-        if as_json:
-            print_json(paper_document(item))
-        else:
-            _print_paper(item)
     elif as_json:
-        print_json(table_document(item))
-    elif list_cells:
-        _print_cells(item)
+        print_json(paper_document(item) if item else [paper_document(paper) for paper in all_papers().values()])
+    elif item:
+        _print_paper(item)
     else:
-        _print_table(item)
+        _print_papers(all_papers().values())
 
 
 def _print_measured(
@@ -107,19 +102,17 @@ def _print_measured(
     if not entries:
         raise UserError(f"there is no stored result in {results}; fedflat reproduce ... --record {results} adds some")
     # Columns that are empty in every row are left out.
-    columns = [index for index in range(len(LEDGER_COLUMNS)) if any(row[index] for row in rows)]
-    heads = [LEDGER_COLUMNS[index] for index in columns]
+    is_filled = [any(column) for column in zip(*rows, strict=True)]
+    heads, cells = compress(LEDGER_COLUMNS, is_filled), (compress(row, is_filled) for row in rows)
     numeric = ("published", "measured", "seeds", "difference", "minutes")
-    console = screen()
-    console.print(table(heads, [[row[index] for index in columns] for row in rows], numeric=numeric, whole=("cell",)))
+    screen().print(table(heads, cells, numeric=numeric, whole=("cell",)))
     paper = name and name.strip("/").lower().partition("/")[0]
     print_section("All measured cells", table(SUMMARY_COLUMNS, [r for r in ledger.summary() if paper in (None, r[0])]))
-    console.print(
-        "\nminutes: device time of the runs behind a cell, which may measure other cells as well", style="dim"
-    )
+    note = "\nminutes: device time of the runs behind a cell, which may measure other cells as well"
+    screen().print(note, style="dim")
 
 
-def _print_papers(papers: list[Paper]) -> None:
+def _print_papers(papers: Iterable[Paper]) -> None:
     """Print one row per paper; its figures are summarised, e.g. as ``figures 2, 3``."""
     rows = []
     for paper in papers:
@@ -166,11 +159,7 @@ def _print_protocol(name: str, protocol: Protocol, numbers: Iterable[tuple[str, 
     seeds = f"mean of {protocol.seeds} seeds" if protocol.seeds else "number of seeds not stated"
     units = {"": "", "share": ", as a share"}
     shown = [number + units.get(unit, f", in {unit}") for number, unit in dict.fromkeys(numbers)]
-    texts = {
-        "number": "; ".join([*shown, seeds]),
-        "settings": ", ".join(fixed),
-        "by cell": ", ".join(varying),
-    }
+    texts = {"number": "; ".join([*shown, seeds]), "settings": ", ".join(fixed), "by cell": ", ".join(varying)}
     console.print(key_values(texts))
     for assumption in protocol.assumed:
         console.print(f"assumed: {assumption}", style="dim")
@@ -199,8 +188,7 @@ def _print_table(item: PaperTable) -> None:
         console.print(f"cannot run yet; requires: {requirement}", style="yellow")
     for weights in dict.fromkeys(cell.weights for cell in cells if cell.weights):
         console.print(f"starts from {weights}: provide them with --set init=FILE", style="yellow")
-    command = f"fedflat reproduce {item.full_name} [--cells ...] [--scale small]"
-    console.print(f"\nReproduce it: {command}", style="dim")
+    console.print(f"\nReproduce it: fedflat reproduce {item.full_name} [--cells ...] [--scale small]", style="dim")
 
 
 def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -210,13 +198,10 @@ def _without_repetition(columns: list[tuple[str, ...]]) -> list[tuple[str, ...]]
     [('a', 'x'), ('', 'y'), ('b', 'x')]
     """
     headers = []
-    previous: tuple[str, ...] = ()
-    for labels in columns:
-        shared = 0  # number of labels, from the top, that equal those of the previous column
-        while labels != previous and shared < len(previous) and labels[shared] == previous[shared]:
-            shared += 1
+    for labels, previous in zip(columns, [(), *columns], strict=False):
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(labels, previous, strict=False))
+        shared = len(list(equal)) if labels != previous else 0  # number of labels, from the top
         headers.append(("",) * shared + labels[shared:])
-        previous = labels
     return headers
 
 
@@ -235,5 +220,5 @@ def _print_cells(item: PaperTable) -> None:
         for cell in item.cells.values()
     ]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    cells = [[row[name] for name in columns] for row in rows]
+    cells = ([row[name] for name in columns] for row in rows)
     screen().print(table(columns, cells, numeric=("published",), whole=("cell",)))  # names to copy into --cells

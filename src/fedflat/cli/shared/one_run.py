@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedflat.cli.lookup.settings import different_from_defaults
@@ -18,8 +19,7 @@ from fedflat.cli.shared.screen import (
 from fedflat.cli.shared.sites import describe_secure_aggregation, print_sites, sites_document
 from fedflat.display import column_format, counted, shown_seconds, with_unit
 from fedflat.errors import UserError
-from fedflat.reporting.figures.files import check_figure as check_figure
-from fedflat.reporting.figures.files import write_figure as write_figure
+from fedflat.reporting.figures.files import write_figure
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -64,10 +64,9 @@ def current_status(record: Record) -> str:
 
 def run_document(record: Record) -> dict[str, Any]:
     """Return the results, cost and config of a run as JSON-compatible values."""
-    from fedflat.reporting.result import Result
     from fedflat.reporting.tables.summary import summarise
 
-    metric = Result(record).metric
+    metric = record.metric
     summaries = {name: summarise(record.history, name, metric, record.lower_is_better) for name in record.evaluated}
     last = record.history[-1] if record.history else {}
     flatness_seconds = None
@@ -183,31 +182,29 @@ def _print_models(document: dict[str, Any], metric: str) -> None:
     """
     models, last_metrics = document["models"], document["last_metrics"]
     sets = {name: scores for name in OTHER_SETS if (scores := document.get(f"last_{name}_metrics"))}
-    summary_keys = ("last", "mean_last", "at_best_validation" if "validation" in sets else "best")
     measured = dict.fromkeys(name for metrics in last_metrics.values() for name in metrics)
     others = [name for name in measured if name not in (metric, "loss")][:MAX_OTHER_METRICS]
-    counts = {summary["mean_count"] for summary in models.values() if summary}
-    mean_column = "mean of last 10 %\nof evaluations"
+    summaries = [summary for summary in models.values() if summary]
+    counts = {summary["mean_count"] for summary in summaries}
+    number_format = column_format(summary["last"] for summary in summaries)
+
+    def column(values: Mapping[str, Any], key: str, metric: str = metric, number_format: str = number_format) -> Any:
+        """Return the texts of a column, given the values of each model by key."""
+        return [shown_metric((values.get(name) or {}).get(key), metric, number_format) for name in models]
+
+    mean, means = "mean of last 10 %\nof evaluations", column(models, "mean_last")
     if len(counts) == 1:
-        mean_column += f" (n={max(counts)})"
-    number_format = column_format(summary["last"] for summary in models.values() if summary)
-    rows: list[tuple[object, ...]] = []
-    for name, summary in models.items():
-        if summary is None:
-            rows.append((name, None, None, None, *(None for _ in (*sets, *others))))
-            continue
-        last, mean, best = (shown_metric(summary[key], metric, number_format) for key in summary_keys)
-        if len(counts) > 1:
-            mean += f" (n={summary['mean_count']})"
-        on_sets = (shown_metric(scores.get(name, {}).get(metric), metric, number_format) for scores in sets.values())
-        of_others = (shown_metric(last_metrics[name].get(other), other) for other in others)
-        rows.append((name, last, mean, best, *on_sets, *of_others))
-    heads = [
-        "at best\nvalidation" if "validation" in sets else "best over test",
-        *(f"last\non {name}" for name in sets),
-    ]
-    columns = ("model", "last", mean_column, *heads, *(f"last {with_unit(other)}" for other in others))
-    screen().print(table(columns, rows, numeric=columns[1:]))
+        mean += f" (n={max(counts)})"
+    else:
+        each = zip(means, models.values(), strict=True)
+        means = [f"{text} (n={summary['mean_count']})" if summary else text for text, summary in each]
+    best, best_key = "best over test", "best"
+    if "validation" in sets:
+        best, best_key = "at best\nvalidation", "at_best_validation"
+    columns = {"model": list(models), "last": column(models, "last"), mean: means, best: column(models, best_key)}
+    columns |= {f"last\non {name}": column(scores, metric) for name, scores in sets.items()}
+    columns |= {f"last {with_unit(other)}": column(last_metrics, other, other, ".4g") for other in others}
+    screen().print(table(columns, zip(*columns.values(), strict=True), numeric=columns.keys() - {"model"}))
 
 
 def _describe_status(record: Record, rounds: int | None) -> Text:

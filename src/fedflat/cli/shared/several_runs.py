@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from fedflat.cli.shared.screen import screen, shown_bytes, shown_metric, shown_s
 from fedflat.display import column_format, is_share, shown_target
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.reporting.row import mixed_data
-from fedflat.reporting.tables.summary import MEAN_LABEL, best_of, seed_statistics, shown_range
+from fedflat.reporting.tables.summary import MEAN_LABEL, SeedStatistics, best_of, seed_statistics, shown_range
 from fedflat.reporting.tables.targets import has_virtual_time
 from fedflat.text import show_value
 
@@ -22,12 +23,9 @@ if TYPE_CHECKING:
 
     from fedflat.experiment.config import Config
     from fedflat.reporting.comparison import Comparison
-    from fedflat.reporting.tables.summary import SeedStatistics
 
 MAX_LISTED = 5
 """Maximum number of diverged runs that the conclusion names."""
-SEED_STATISTICS = ("last", "mean_last", "best", "at_best_validation")
-"""Entries of a comparison's rows that are means over seeds; missing if no run of the row converged."""
 
 
 def comparison_document(comparison: Comparison, targets: Sequence[float] = (), missing: int = 0) -> dict[str, Any]:
@@ -35,23 +33,19 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
 
     ``missing`` is the number of runs of the comparison that have not begun.
     """
-    rows, targets = [], list(dict.fromkeys(targets))
+    rows = []
     for row, runs_of_row in zip(comparison.table(targets), comparison.rows(), strict=True):
         rounds_to = []
-        for target in targets:
+        for target in dict.fromkeys(targets):
             median, reached, total = row.pop(f"rounds to {target:g}")
             costs = {"bytes": row.pop(f"bytes to {target:g}")}
             seconds = row.pop(f"virtual seconds to {target:g}")
             if seconds is not None:
                 costs["virtual_seconds"] = seconds
             rounds_to.append({"target": target, "median": median, "reached": reached, "runs": total, **costs})
-        for name in SEED_STATISTICS:
-            if name in row:  # missing if no run of the row converged
-                row[name] = asdict(row[name])
-        last = {
-            name: asdict(seed_statistics(list(values.values()))) for name, values in runs_of_row.last_metrics.items()
-        }
-        rows.append({**row, "last_metrics": last, "rounds_to": rounds_to})
+        values = {name: asdict(value) if isinstance(value, SeedStatistics) else value for name, value in row.items()}
+        last = {name: asdict(seed_statistics(list(each.values()))) for name, each in runs_of_row.last_metrics.items()}
+        rows.append({**values, "last_metrics": last, "rounds_to": rounds_to})
     runs = [
         {
             "folder": folder_of(record),
@@ -71,8 +65,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = (), miss
 
     ``missing`` is the number of runs of the comparison that have not begun.
     """
-    console, metric, targets = screen(), comparison.metric, list(dict.fromkeys(targets))
-    rows = comparison.table(targets)
+    console, rows = screen(), comparison.table(targets)
     counts = evaluation_counts(rows)
     most_seeds = max((row["seeds"] for row in rows), default=0)
     subtitle = "mean ± standard deviation over seeds" if most_seeds > 1 else "one seed"
@@ -83,7 +76,7 @@ def print_comparison(comparison: Comparison, targets: Sequence[float] = (), miss
         subtitle += "; lower is better"
     subtitle += "; times include set-up, which takes longest in the first run"
     console.print()
-    console.print(f"test {with_unit(metric)}: {subtitle}", style="dim")
+    console.print(f"test {with_unit(comparison.metric)}: {subtitle}", style="dim")
     console.print(_comparison_table(comparison, rows, targets))
     console.print()
     for record in comparison.records:
@@ -108,55 +101,54 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         rows: the values of each row, from ``comparison.table``.
         targets: values of the metric; each adds a column with the number of rounds to reach it.
     """
-    settings, metric, number_format = comparison.differing_settings(), comparison.metric, _number_format(rows)
-    has_settings, same_counts = any(settings), len(evaluation_counts(rows)) == 1
+    metric, same_counts = comparison.metric, len(evaluation_counts(rows)) == 1
     means = [row["mean_last"].mean for row in rows if "mean_last" in row]
     best = best_of(means, comparison.lower_is_better) if means and same_counts else None
-    timed = has_virtual_time(comparison.records)
-    kinds = ("rounds", "virtual time") if timed else ("rounds",)
-    target_columns = [f"{kind}\nto {shown_target(target, metric)}" for target in targets for kind in kinds]
-    costs = ["time\nper run", "sent up\nper run"]
-    selected = ["at best\nvalidation"] if any("at_best_validation" in row for row in rows) else []
-    numeric = ["mean of last 10 %\nof evaluations", "last", *selected, "seeds", *target_columns, *costs]
-    last_metrics = [row.last_metrics for row in comparison.rows()]
-    other_names = dict.fromkeys(name for metrics in last_metrics for name in metrics if name not in (metric, "loss"))
-    others = {name: f"last\n{with_unit(name)}" for name in list(other_names)[:MAX_OTHER_METRICS]}
+    shown = partial(_statistics_cell, metric=metric, number_format=_number_format(rows))
+    columns: dict[str, Sequence[object]] = {"algorithm": [row["label"] for row in rows]}
+    if any(row["settings"] for row in rows):
+        columns["settings"] = [assignments_text(row["settings"]) for row in rows]
+    texts = list(columns)
+    columns["mean of last 10 %\nof evaluations"] = [
+        shown(row.get("mean_last"), best=best, counts=() if same_counts else row.get("mean_counts", ())) for row in rows
+    ]
+    columns["last"] = [shown(row.get("last")) for row in rows]
+    if any("at_best_validation" in row for row in rows):
+        columns["at best\nvalidation"] = [shown(row.get("at_best_validation")) for row in rows]
+    columns["seeds"] = [_seeds_text(row) for row in rows]
+    for target in targets:
+        reached = [row[f"rounds to {target:g}"] for row in rows]
+        columns[f"rounds\nto {shown_target(target, metric)}"] = [_rounds_to_target(*each) for each in reached]
+        if has_virtual_time(comparison.records):
+            seconds = [shown_seconds(row[f"virtual seconds to {target:g}"]) for row in rows]
+            columns[f"virtual time\nto {shown_target(target, metric)}"] = seconds
+    columns["time\nper run"] = [shown_seconds(row["seconds"]) for row in rows]
     most_bytes = max((row["bytes_up"] or 0 for row in rows), default=None)
-    cells: list[list[object]] = []
-    for row, row_settings, metrics in zip(rows, settings, last_metrics, strict=True):
-        mean, last, seeds = row.get("mean_last"), row.get("last"), str(row["seeds"])
-        if row["unfinished"]:
-            seeds = f"{row['seeds'] - row['unfinished']} of {seeds} finished"
-        is_best = mean is not None and mean.mean == best
-        count = "" if mean is None or same_counts else f" (n={shown_range(row['mean_counts'])})"
-        rounds_to = []
-        for target in targets:
-            rounds_to.append(_rounds_to_target(*row[f"rounds to {target:g}"]))
-            if timed:
-                rounds_to.append(shown_seconds(row[f"virtual seconds to {target:g}"]))
-        cells.append(
-            [
-                row["label"],
-                *([assignments_text(row_settings)] if has_settings else []),
-                _statistics_cell(mean, metric, number_format, is_best, count),
-                _statistics_cell(last, metric, number_format),
-                *(_statistics_cell(row.get("at_best_validation"), metric, number_format) for _ in selected),
-                f"{seeds} ({row['diverged']} diverged)" if row["diverged"] else seeds,
-                *rounds_to,
-                shown_seconds(row["seconds"]),
-                shown_bytes(row["bytes_up"], most_bytes),
-                *(_last_metric(metrics.get(name, {}), name) for name in others),
-            ]
-        )
-    columns = ["algorithm", "settings", *numeric] if has_settings else ["algorithm", *numeric]
-    columns += others.values()
-    return table(columns, cells, numeric=[*numeric, *others.values()], optional=others.values())
+    columns["sent up\nper run"] = [shown_bytes(row["bytes_up"], most_bytes) for row in rows]
+    last_metrics = [row.last_metrics for row in comparison.rows()]
+    names = dict.fromkeys(name for metrics in last_metrics for name in metrics if name not in (metric, "loss"))
+    others: dict[str, Sequence[object]] = {
+        f"last\n{with_unit(name)}": [_last_metric(metrics.get(name), name) for metrics in last_metrics]
+        for name in list(names)[:MAX_OTHER_METRICS]
+    }
+    columns |= others
+    cells = zip(*columns.values(), strict=True)
+    return table(columns, cells, numeric=set(columns).difference(texts), optional=others)
 
 
-def _last_metric(values: Mapping[int, float], metric: str) -> Text | None:
+def _seeds_text(row: dict[str, Any]) -> str:
+    """Return the number of a row's seeds as text, with those of unfinished and diverged runs."""
+    finished = f"{row['seeds'] - row['unfinished']} of {row['seeds']} finished"
+    text = finished if row["unfinished"] else str(row["seeds"])
+    return f"{text} ({row['diverged']} diverged)" if row["diverged"] else text
+
+
+def _last_metric(values: Mapping[int, float] | None, metric: str) -> Text | None:
     """Return the last value of a further metric as a table cell, given its value of each seed."""
-    statistics = seed_statistics(list(values.values())) if values else None
-    return _statistics_cell(statistics, metric, column_format([statistics.mean if statistics else None]))
+    if not values:
+        return None
+    statistics = seed_statistics(list(values.values()))
+    return _statistics_cell(statistics, metric, column_format([statistics.mean]))
 
 
 def verdict(comparison: Comparison, missing: int = 0) -> str:
@@ -176,64 +168,73 @@ def verdict(comparison: Comparison, missing: int = 0) -> str:
 
 
 def _conclusion(comparison: Comparison, missing: int) -> str:
-    """Return a sentence on which row has the best mean of the last evaluations, and its lead over the second best.
+    """Return a sentence on which row has the best mean of the last evaluations, or on why rows are not ranked.
 
-    Rows with the same best mean are called equal. If the first row, usually the baseline, is not one of these,
-    the lead over it follows. Rows are not ranked if they are not comparable, or if some runs (including ``missing``
-    ones that have not begun) have not finished.
+    ``missing`` is the number of further runs that have not begun.
     """
-    rows, metric, lower_is_better = comparison.table(), comparison.metric, comparison.lower_is_better
+    rows = comparison.table()
+    sign = 1 if comparison.lower_is_better else -1
     ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged or are unfinished
-    ranked.sort(key=lambda row: row["mean_last"].mean if lower_is_better else -row["mean_last"].mean)
+    ranked.sort(key=lambda row: sign * row["mean_last"].mean)
+    return _obstacle(comparison, rows, ranked, missing) or _best_row(comparison, rows, ranked)
+
+
+def _obstacle(comparison: Comparison, rows: list[dict[str, Any]], ranked: list[dict[str, Any]], missing: int) -> str:
+    """Return a sentence on why rows are not ranked, e.g. because runs have not finished; empty if they are."""
+    statuses = [current_status(record) for record in comparison.records]
     if not rows:
         return "No run has been evaluated yet."
-    statuses = [current_status(record) for record in comparison.records]
     if not ranked and any(row["unfinished"] for row in rows):
         return "No run has finished yet."
     if set(statuses) == {"diverged"}:
         return "Every run diverged; there is no best algorithm."
     unfinished = missing + sum(status not in ENDED_STATUSES for status in statuses)
     if unfinished:
-        advice = "wait for them"
-        if "running" not in statuses:
-            advice = "continue them with fedflat resume, or repeat fedflat compare"
+        resume = "continue them with fedflat resume, or repeat fedflat compare"
+        advice = "wait for them" if "running" in statuses else resume
         runs = f"{unfinished} of {missing + len(statuses)} runs have not finished"
         return f"{runs}, so no algorithm is called best; {advice}."
     if mixed_data(comparison.records):
         return "These runs began with different versions of their data, so they are not ranked."
-    if any(comparison.differing_settings()):
+    if any(row["settings"] for row in rows):
         return "These runs differ in more than algorithm and seed, so they are not ranked."
-    seeds = {row.label: tuple(sorted(record.config.seed for record in row.records)) for row in comparison.rows()}
-    if len(set(seeds.values())) > 1:
+    seeds = {row.label: sorted(record.config.seed for record in row.records) for row in comparison.rows()}
+    if len(set(map(tuple, seeds.values()))) > 1:
         listed = "; ".join(f"{label}: {', '.join(map(str, numbers))}" for label, numbers in seeds.items())
         return f"The rows have different seeds ({listed}), so they are not ranked."
     if not ranked:
-        return f"No finished run has a value of {metric}."
+        return f"No finished run has a value of {comparison.metric}."
     if len(evaluation_counts(rows)) > 1:
         counts = ", ".join(f"{row['label']} {shown_range(row['mean_counts'])}" for row in ranked)
         return f"The means cover different numbers of evaluations ({counts}), so rows are not ranked."
-    best, first = ranked[0], rows[0]
+    return ""
+
+
+def _best_row(comparison: Comparison, rows: list[dict[str, Any]], ranked: list[dict[str, Any]]) -> str:
+    """Return a sentence on which row has the best mean, and its lead over the second best.
+
+    Rows with the same best mean are called equal. If the first row, usually the baseline, is not one of these, the
+    lead over it follows.
+    """
+    best, first, number_format = ranked[0], rows[0], _number_format(rows)
     statistics = best["mean_last"]
-    value = statistics.shown(metric, _number_format(rows)) + (" %" if is_share(metric) else "")
+    value = statistics.shown(comparison.metric, number_format) + (" %" if is_share(comparison.metric) else "")
     if statistics.count < best["seeds"]:
         value += f", {statistics.count} of {best['seeds']} seeds"
-    tied = [row for row in ranked if row["mean_last"].mean == statistics.mean]
-    best_row = f"{best['label']} is best by the {MEAN_LABEL} ({value})"
-    if len(tied) > 1:
-        *labels, last = [row["label"] for row in tied]
-        best_row = f"{', '.join(labels)} and {last} tie for best by the {MEAN_LABEL} ({value})"
     if len(rows) == 1:
         return f"{best['label']} has a {MEAN_LABEL} of {value}; there is nothing to compare it with."
-    if len(tied) == len(ranked):
-        return f"{best_row}{'' if len(ranked) == len(rows) else '; all others diverged'}."
-    number_format = _number_format(rows)
-    compared = ranked[: len(tied) + 1]
+    *others, last = [row["label"] for row in ranked if row["mean_last"].mean == statistics.mean]
+    winner = f"{', '.join(others)} and {last} tie for best" if others else f"{last} is best"
+    winner += f" by the {MEAN_LABEL} ({value})"
+    compared = ranked[: len(others) + 2]  # the best rows and the next one
+    if len(others) + 1 == len(ranked):
+        return f"{winner}{'' if len(ranked) == len(rows) else '; all others diverged'}."
     lead = _lead(best, compared[-1], comparison, number_format)
     if "mean_last" not in first:
         lead += f"; {first['label']} diverged"
     elif first not in compared:
         lead += f"; {_points(best, first, comparison, number_format)}"
-    return f"{best_row}: {lead}."
+    return f"{winner}: {lead}."
 
 
 def evaluation_counts(rows: Sequence[dict[str, Any]]) -> set[int]:
@@ -286,23 +287,24 @@ def _number_format(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _statistics_cell(
-    statistics: SeedStatistics | None, metric: str, number_format: str, is_best: bool = False, count: str = ""
+    statistics: SeedStatistics | None,
+    metric: str,
+    number_format: str,
+    best: float | None = None,
+    counts: Sequence[int] = (),
 ) -> Text | None:
     """Return mean and standard deviation over seeds as a table cell, or None if no run converged.
 
-    Args:
-        statistics: the mean and its standard deviation.
-        metric: name of the metric.
-        number_format: format of its numbers.
-        is_best: highlight the mean.
-        count: text after the value, such as `` (n=5)``.
+    A mean equal to ``best`` is highlighted. It is followed by the numbers of evaluations that it covers, ``counts``.
     """
     from rich.text import Text
 
     if statistics is None:
         return None
     mean, space, deviation = statistics.shown(metric, number_format).partition(" ")
-    return Text.assemble((mean, "bold green" if is_best else ""), (f"{space}{deviation}{count}", "dim"))
+    count = f" (n={shown_range(counts)})" if counts else ""
+    style = "bold green" if statistics.mean == best else ""
+    return Text.assemble((mean, style), (f"{space}{deviation}{count}", "dim"))
 
 
 def _rounds_to_target(median: float | None, reached: int, runs: int) -> str:

@@ -47,22 +47,19 @@ def print_sites(document: dict[str, Any]) -> None:
     if "sites" not in document:
         return
     sites, metric = document["sites"], document["metric"]
-    score = f"final {with_unit(metric)}, own test data"
-    columns = ["site", "training examples", "accepted updates", "last accepted round (from 0)"]
-    has_scores = any(site["score"] for site in sites)
-    rows = [
-        (
-            _label(site),
-            shown_count(site["examples"]),
-            site["updates"],
-            site["last_round"],
-            *([shown_metric(site["score"].get(metric), metric)] if has_scores else []),
-        )
-        for site in sites[:MAX_SITES]
-    ]
-    columns += [score] if has_scores else []
-    hidden = max(len(sites) - MAX_SITES, 0)
-    print_section("Sites" + (f" ({hidden} more with --json)" if hidden else ""), table(columns, rows, columns[1:]))
+    shown = sites[:MAX_SITES]
+    columns = {
+        "site": [_label(site) for site in shown],
+        "training examples": [shown_count(site["examples"]) for site in shown],
+        "accepted updates": [site["updates"] for site in shown],
+        "last accepted round (from 0)": [site["last_round"] for site in shown],
+    }
+    if any(site["score"] for site in sites):
+        scores = [shown_metric(site["score"].get(metric), metric) for site in shown]
+        columns[f"final {with_unit(metric)}, own test data"] = scores
+    rows, hidden = zip(*columns.values(), strict=True), len(sites) - len(shown)
+    title = "Sites" + (f" ({hidden} more with --json)" if hidden else "")
+    print_section(title, table(columns, rows, numeric=list(columns)[1:]))
     _print_absent_sites(document)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal
 
 from fedflat.experiment.analysis.reopen import primary_model
@@ -95,8 +95,3 @@ def _ranked_combination(varied: dict[str, Any], records: Sequence[Record]) -> Ra
         validation=tuple(score for score in validation if score is not None),
         test=tuple(score for score in test if score is not None),
     )
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation; None where there are too few values."""
-    return fmean(values) if values else None, stdev(values) if len(values) > 1 else None

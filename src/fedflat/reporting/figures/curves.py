@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedflat.display import column_format, is_share
+from fedflat.display import column_format
 from fedflat.engines.problem.task import is_error
 from fedflat.errors import UserError, one_of
 from fedflat.reporting.figures.style import (
@@ -22,6 +22,7 @@ from fedflat.reporting.figures.style import (
     marker_spacing,
     metric_label,
     open_frame,
+    plotted_factor,
 )
 from fedflat.reporting.tables.summary import common_evaluations, values_by_seed
 
@@ -55,8 +56,6 @@ def curves(
         over: horizontal axis, one of ``AXES``.
         lower_is_better: whether lower values of the metric are better; default: as of known metrics.
     """
-    if lower_is_better is None:
-        lower_is_better = is_error(metric)
     if over not in AXES:
         raise one_of("axis", over, AXES)
     if any(over not in entry for _, histories, _ in lines for history in histories for entry in history):
@@ -64,36 +63,29 @@ def curves(
     has_many_lines = len(lines) > len(COLOURS)
     figure = Figure(figsize=(8.2, 4.8), layout="constrained")
     axes = figure.subplots()
-    scale, highest = (100, 100.0) if is_share(metric) else (1, np.inf)
-    styles, bands = line_styles(label for label, _, _ in lines), []
-    for label, histories, model in lines:
-        x, values = _points(histories, model, metric, over)
-        if len(x):
-            std = values.std(0, ddof=1) * scale if len(values) > 1 else np.zeros(len(x))
-            mean = values.mean(0) * scale
-            bands.append((label, x, mean, mean - std, np.minimum(mean + std, highest)))
-    bounds = [bound for *_, lower, upper in bands for bound in (lower, upper)]
-    number_format = ".1f" if scale == 100 else column_format(mean[-1] for _, _, mean, *_ in bands)
-    hidden_fraction = HIDDEN_FRACTION if has_many_lines else 0.0
-    note = limit_to_late(axes, bounds, lower_is_better, hidden_fraction)
+    styles, is_percent = line_styles(label for label, _, _ in lines), plotted_factor(metric) == 100
+    bands = {label: _band(histories, model, metric, over) for label, histories, model in lines}
+    bands = {label: band for label, band in bands.items() if len(band.x)}
+    bounds = [bound for band in bands.values() for bound in (band.lower, band.upper)]
+    number_format = ".1f" if is_percent else column_format(band.mean[-1] for band in bands.values())
+    falls = is_error(metric) if lower_is_better is None else lower_is_better
+    note = limit_to_late(axes, bounds, falls, HIDDEN_FRACTION if has_many_lines else 0.0)
     low, high = axes.get_ylim() if note else (-np.inf, np.inf)
-    for label, x, mean, lower, upper in bands:
+    for label, (x, mean, lower, upper) in bands.items():
         style, legend_label = styles[label], f"{label}   {mean[-1]:{number_format}}"
         axes.plot(x, mean, **style.line, markevery=marker_spacing(len(x)), lw=1.8, label=legend_label)
         # Where the line is outside the axis, the rest of its band would be a wedge without a line.
         is_visible = (mean >= low) & (mean <= high)
         axes.fill_between(x, lower, upper, where=is_visible, color=style.colour, alpha=0.15, lw=0)
-    last_round = max((round(x[-1]) for _, x, *_ in bands), default=0)
     axes.set_xlabel(AXES[over] + note)
     if over == "round" and bands:
-        label_rounds(axes, last_round)
+        label_rounds(axes, max(round(band.x[-1]) for band in bands.values()))
     axes.set_ylabel(metric_label(metric))
     open_frame(axes)
     has_bands = any(len(histories) > 1 for _, histories, _ in lines)
-    options: dict[str, Any] = {"title_fontsize": 8, "alignment": "left"}
-    explanations = ["mean over seeds, band: ± standard deviation"] if has_bands else []
-    explanations.append("number: last value in per cent" if scale == 100 else "number: last value")
-    options["title"] = "\n".join(explanations)
+    title = "mean over seeds, band: ± standard deviation\n" if has_bands else ""
+    title += "number: last value in per cent" if is_percent else "number: last value"
+    options: dict[str, Any] = {"title": title, "title_fontsize": 8, "alignment": "left"}
     if has_many_lines:  # sort the legend by the last value of each line
         handles = sorted(axes.lines, key=lambda line: float(np.asarray(line.get_ydata())[-1]), reverse=True)
         options |= {"fontsize": 8, "ncols": ceil(len(lines) / LEGEND_ROWS)}
@@ -114,7 +106,7 @@ def mark_targets(figure: Figure, targets: Sequence[float], metric: str) -> None:
     (axes,) = figure.axes
     low, high = axes.get_ylim()
     for target in targets:
-        value = 100 * target if is_share(metric) else target
+        value = plotted_factor(metric) * target
         if low < value < high:
             axes.axhline(value, color=TARGET_COLOUR, lw=0.8, ls=(0, (2, 3)), zorder=0)
             axes.annotate(
@@ -128,17 +120,27 @@ def mark_targets(figure: Figure, targets: Sequence[float], metric: str) -> None:
             )
 
 
-def _points(
-    histories: Sequence[list[dict[str, Any]]], model: str, metric: str, over: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean x over seeds of every evaluation, [points], and the values, [seeds, points].
+class Band(NamedTuple):
+    """A line with a band: means over seeds of x and of a metric, and both ends of the band, [points] each."""
 
-    Evaluations in which a seed's value is not finite are left out, as are seeds that never evaluated the model.
+    x: np.ndarray
+    mean: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def _band(histories: Sequence[list[dict[str, Any]]], model: str, metric: str, over: str) -> Band:
+    """Return the line of a metric, without evaluations in which a seed's value is not finite.
+
+    Seeds that never evaluated the model are left out.
     """
     seeds = common_evaluations(histories, model)
     if not seeds:
-        return np.zeros(0), np.zeros((0, 0))
-    x = np.array([[entry[over] for entry in entries] for entries in seeds])
-    values = values_by_seed(seeds, model, metric)
+        return Band(*[np.zeros(0)] * 4)
+    values, factor = values_by_seed(seeds, model, metric), plotted_factor(metric)
     is_finite = np.isfinite(values).all(0)
-    return x.mean(0)[is_finite], values[:, is_finite]
+    x = np.array([[entry[over] for entry in entries] for entries in seeds]).mean(0)[is_finite]
+    values = values[:, is_finite]
+    mean = values.mean(0) * factor
+    std = values.std(0, ddof=1) * factor if len(values) > 1 else np.zeros(len(x))
+    return Band(x, mean, mean - std, np.minimum(mean + std, 100.0 if factor == 100 else np.inf))

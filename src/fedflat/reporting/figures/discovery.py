@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from fedflat.display import is_share, with_unit
+from fedflat.display import with_unit
 from fedflat.experiment.campaign.sweep_file import PLACEHOLDER
-from fedflat.reporting.figures.style import COLOURS, add_outer_legend, open_frame
+from fedflat.reporting.figures.style import COLOURS, add_outer_legend, open_frame, plotted_factor
 
 COSTS = {"bytes": "bytes sent", "backward_passes": "backward passes"}
 """The costs of a run, with their names in figures and tables."""
@@ -25,7 +25,7 @@ def discovery_figure(document: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(13.5, 4.2), layout="constrained")
     importance, *fronts = figure.subplots(1, 3)
     _draw_importance(importance, document["importance"])
-    scale = 100 if is_share(document["metric"]) else 1
+    scale = plotted_factor(document["metric"])
     for axes, (cost, label) in zip(fronts, COSTS.items(), strict=True):
         for number, (name, candidates) in enumerate(document["candidates"].items()):
             style = {"color": COLOURS[number % len(COLOURS)], "lw": 0.8, "alpha": 0.5}

@@ -155,7 +155,7 @@ def log_picture(
 
     measured = dict.fromkeys(name for quantities in runs.values() for name in quantities)
     # The threshold has a panel of its own only without the eigenvalues with which it is compared.
-    hidden = THRESHOLD if "lambda_max" in measured else None
+    hidden = THRESHOLD if {"lambda_max", THRESHOLD} <= measured.keys() else ""
     names = [name for name in dict.fromkeys([*QUANTITIES, *measured]) if name in measured and name != hidden]
     if not names:
         raise UserError("the flatness log has no finite value to plot")
@@ -163,20 +163,15 @@ def log_picture(
     figure = Figure(figsize=(4.1 * columns + 0.6, 2.9 * ceil(len(names) / columns) + 0.6), layout="constrained")
     handles, styles = {}, styles or line_styles(runs)
     for axes, name in zip(subplot_list(figure, len(names), columns), names, strict=True):
+        dashed = hidden if name == "lambda_max" else ""
         for label, quantities in runs.items():
             if name in quantities:
-                (line,) = axes.plot(*zip(*quantities[name], strict=True), lw=1.7, **styles[label].line)
-                handles[label] = line
-            if name == "lambda_max" and THRESHOLD in quantities:
-                axes.plot(
-                    *zip(*quantities[THRESHOLD], strict=True), color=styles[label].colour, lw=1, ls="--", marker=""
-                )
-        title = label_of(name)
-        if name == "lambda_max" and THRESHOLD in measured:
-            title = f"{title} (dashed: {THRESHOLD})"
-            if all(value > 0 for line in axes.lines for value in line.get_ydata()):
-                scale_logarithmically(axes)  # the threshold can be far above the eigenvalues
-        axes.set_title(title, loc="left", fontsize=9.5)
+                (handles[label],) = axes.plot(*zip(*quantities[name], strict=True), lw=1.7, **styles[label].line)
+            if dashed in quantities:
+                axes.plot(*zip(*quantities[dashed], strict=True), color=styles[label].colour, lw=1, ls="--", marker="")
+        if dashed and all(value > 0 for line in axes.lines for value in line.get_ydata()):
+            scale_logarithmically(axes)  # the threshold can be far above the eigenvalues
+        axes.set_title(label_of(name) + (f" (dashed: {dashed})" if dashed else ""), loc="left", fontsize=9.5)
         axes.set_xlabel("communication round", fontsize=8.5, color="#333333")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))  # a log may have a single round
         axes.tick_params(which="both", labelsize=8, colors="#444444")

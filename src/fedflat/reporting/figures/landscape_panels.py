@@ -52,12 +52,12 @@ class Panel:
     """Text shown below the panel, e.g. lambda_max of the model; may be empty."""
 
 
-def panels_of(landscapes: Mapping[str, Landscape], value: str) -> list[Panel]:
-    """Return a panel for each landscape that has this value, with the description of its model as caption."""
+def panels_of(landscapes: Mapping[str, Landscape]) -> list[Panel]:
+    """Return a panel for each landscape of the training loss, with the description of its model as caption."""
     return [
         Panel(name, landscape, landscape.metadata.get("described", ""))
         for name, landscape in landscapes.items()
-        if value in landscape.values
+        if "train_loss" in landscape.values
     ]
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedflat.display import is_share
 from fedflat.reporting.figures.spectrum import format_eigenvalue_axes
 from fedflat.reporting.figures.style import (
     LineStyle,
@@ -18,6 +17,7 @@ from fedflat.reporting.figures.style import (
     marker_spacing,
     metric_label,
     open_frame,
+    plotted_factor,
     wrapped,
 )
 from fedflat.reporting.page.document import AXES, SUMMARY_LABELS
@@ -84,7 +84,7 @@ def _flatness_figures(section: Values, landscapes: Mapping[str, Landscape]) -> d
         figures["spectra"] = eigenvalue_figure(section["views"]["spectra"])
     if section["views"]["rises"]:
         figures["sharpness"] = rise_figure(section["views"]["rises"])
-    panels = panels_of(landscapes, "train_loss")
+    panels = panels_of(landscapes)
     if panels:
         figures |= {"contours": contours(panels, styles=styles), "surfaces": surfaces(panels, styles=styles)}
     return figures
@@ -162,7 +162,7 @@ def curve_figure(section: Values, axis: str) -> Figure:
 
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axes, metric = figure.subplots(), section["metric"]
-    scale, bounds, last_round = _scale(metric), [], 0
+    scale, bounds, last_round = plotted_factor(metric), [], 0
     for number in _plotted_rows(section):
         curve = section["curves"][number]
         values = curve["metrics"].get(metric)
@@ -191,7 +191,7 @@ def difference_figure(section: Values, by: str) -> Figure:
     Each row has a marker at the mean, a small circle per seed, a thick line for the bootstrap interval and a thin one
     for Student's t interval. ``by`` names the compared summary value.
     """
-    scale = _scale(section["metric"])
+    scale = plotted_factor(section["metric"])
     differences = [difference for difference in section["differences"] if difference["pair"]][:MAX_LINES]
     figure, axes = _row_axes([difference["label"] for difference in differences])
     for y, difference in enumerate(differences):
@@ -249,11 +249,6 @@ def _row_axes(labels: Sequence[str]) -> tuple[Figure, Axes]:
 def _style(axes: Axes) -> None:
     open_frame(axes)
     axes.tick_params(which="both", labelsize=8.5)
-
-
-def _scale(metric: str) -> int:
-    """Return the factor from a metric to the plotted value: shares are plotted in per cent."""
-    return 100 if is_share(metric) else 1
 
 
 def _style_of(section: Values, number: int) -> LineStyle:

@@ -39,21 +39,19 @@ def spectrum_picture(models: Mapping[str, Sequence[Spectrum]], descriptions: Map
     """
     labels, shared_description = described_labels(models, descriptions or {})
     styles = line_styles(models)
-    with_density = {name for name, spectra in models.items() if all(spectrum.density for spectrum in spectra)}
+    with_density = [name for name, spectra in models.items() if all(spectrum.density for spectrum in spectra)]
     figure = Figure(figsize=(11.0 if with_density else 6.4, 4.4), layout="constrained")
     panels = figure.subplots(1, 2 if with_density else 1, squeeze=False)[0]
-    highest_density, isolated_density = 0.0, float("inf")  # they determine the range of the density axis
     for name, spectra in models.items():
         _draw_eigenvalues(panels[0], labels[name], spectra, styles[name])
-        if name in with_density:
-            highest_density = max(highest_density, _draw_density(panels[1], name, spectra, styles[name].colour))
-            isolated_density = min(isolated_density, *map(_isolated_eigenvalue_density, spectra))
     all_eigenvalues = [value for spectra in models.values() for spectrum in spectra for value in spectrum.eigenvalues]
     matrices = {spectrum.matrix for spectra in models.values() for spectrum in spectra}
     format_eigenvalue_axes(panels[0], matrices, is_log=min(all_eigenvalues) > 0)
     if with_density:
+        highest = max(_draw_density(panels[1], name, models[name], styles[name].colour) for name in with_density)
+        isolated = min(_isolated_eigenvalue_density(spectrum) for name in with_density for spectrum in models[name])
         panels[1].set_yscale("log")
-        panels[1].set_ylim(LOWEST_DENSITY * isolated_density, 3 * highest_density)
+        panels[1].set_ylim(LOWEST_DENSITY * isolated, 3 * highest)
         panels[1].set_xlabel("eigenvalue")
         panels[1].set_ylabel("density (log scale)")
     panels[0].set_title(shared_description, loc="left", fontsize=9.5)

@@ -134,6 +134,11 @@ def marker_spacing(points: int) -> int:
     return max(1, ceil(points / MARKS_PER_LINE))
 
 
+def plotted_factor(metric: str) -> int:
+    """Return the factor from a metric to the plotted value: shares are plotted in per cent."""
+    return 100 if is_share(metric) else 1
+
+
 def metric_label(metric: str) -> str:
     """Label of the axis of a test metric, with its unit, or with its direction if lower values are better.
 

@@ -187,12 +187,11 @@ def _row_values(
     """
     label, row, settings = labelled  # the settings in which the row differs from others
     seeds = [record.config.seed for record in row.records]
-    status = {record.config.seed: record.status for record in row.records}
-    summaries = {}
-    for record in row.averaged:
-        summary = summarise(record.history, row.model, metric, lower_is_better)
-        if summary is not None:
-            summaries[record.config.seed] = summary
+    summaries = {
+        record.config.seed: summary
+        for record in row.averaged
+        if (summary := summarise(record.history, row.model, metric, lower_is_better))
+    }
     values = {  # by summary value, then by seed
         name: {seed: value for seed, each in summaries.items() if (value := getattr(each, name)) is not None}
         for name in SUMMARY_LABELS
@@ -205,8 +204,8 @@ def _row_values(
         "model": row.model,
         "settings": {name: show_value(value) for name, value in settings.items()},
         "seeds": seeds,
-        "diverged": [seed for seed in seeds if status[seed] == "diverged"],
-        "unfinished": [seed for seed in seeds if status[seed] not in ENDED_STATUSES],
+        "diverged": [record.config.seed for record in row.records if record.status == "diverged"],
+        "unfinished": [record.config.seed for record in row.records if record.status not in ENDED_STATUSES],
         "values": values,
         "worse_than_mean": row.is_worse_than_mean,
         "mixed_plugins": row.mixed_plugins,
@@ -249,21 +248,17 @@ def _differences(rows: Sequence[Values], baseline_number: int | None, by: str) -
     if baseline_number is None:
         return []
     baseline = rows[baseline_number]
-    differences: list[Values] = []
-    for row in rows:
-        if row is baseline:
-            continue
-        uneven = has_uneven_means([baseline, row], by)
-        pair = None if uneven else compare_paired(row["values"][by], baseline["values"][by])
-        values = None if pair is None else vars(pair)
-        differences.append(
-            {"row": row["number"], "label": row["label"], "pair": values, "holm": None, "uneven": uneven}
-        )
-    # The correction depends on all p-values, so it is added at the end.
-    p_values = [difference["pair"]["p"] if difference["pair"] else None for difference in differences]
-    for difference, corrected in zip(differences, holm_correction(p_values), strict=True):
-        difference["holm"] = corrected
-    return differences
+    others = [row for row in rows if row is not baseline]
+    uneven = [has_uneven_means([baseline, row], by) for row in others]
+    pairs = [
+        None if is_uneven else compare_paired(row["values"][by], baseline["values"][by])
+        for row, is_uneven in zip(others, uneven, strict=True)
+    ]
+    holm = holm_correction([pair.p if pair else None for pair in pairs])
+    return [
+        {"row": row["number"], "label": row["label"], "pair": pair and vars(pair), "holm": p, "uneven": is_uneven}
+        for row, is_uneven, pair, p in zip(others, uneven, pairs, holm, strict=True)
+    ]
 
 
 def has_uneven_means(rows: Sequence[Values], by: str) -> bool:

@@ -177,21 +177,19 @@ def _norms(group: Group) -> dict[str, Values]:
     rows: dict[str, Values] = {}
     for label, model, path in models_in_files(group, "norms.json", rows):
         with left_out_if_damaged(path):
-            subsets = model["subsets"]
+            subsets, first = model["subsets"], model["subsets"][0]
             estimates = [subset["relative_flatness"] for subset in subsets]
-            by_column = [[subset[name] for subset in subsets] for name in NORMS]
-            by_column.append([estimate["value"] for estimate in estimates])
-            means = [mean_of_numbers(values) for values in by_column]
-            spreads = [spread_over_subsets(values) for values in by_column[:-1]]
-            spreads.append(spread_over_subsets(by_column[-1], estimates))
-            first = subsets[0]
             layer, suffix = f"relative flatness of {first['layer']}", f" (rise {first['rise']:g})"
-            names = [*NORMS.values(), layer]
-            values = {name + suffix * ("sigma" in name): mean for name, mean in zip(names, means, strict=True)}
-            about = {"on": model["on"], "loss": means[0], "parameters": model.get("parameters")}
+            columns = {title: [subset[name] for subset in subsets] for name, title in NORMS.items()}
+            spreads = [*map(spread_over_subsets, columns.values())]
+            columns[layer] = [estimate["value"] for estimate in estimates]
+            spreads.append(spread_over_subsets(columns[layer], estimates))
+            means = {title: mean_of_numbers(values) for title, values in columns.items()}
+            values = {title + suffix * ("sigma" in title): mean for title, mean in means.items()}
+            about = {"on": model["on"], "loss": means["loss"], "parameters": model.get("parameters")}
             about["measured"] = model["measured"](first["examples"], values)
             described = f"{model.get('described') or model['model']}; {layer}"
-            rows[label] = _row(label, described, [*means, first["rise"], first["examples"]], spreads, **about)
+            rows[label] = _row(label, described, [*means.values(), first["rise"], first["examples"]], spreads, **about)
     return rows
 
 
@@ -251,32 +249,30 @@ def _rises(group: Group, models: dict[str, Values]) -> dict[str, list[Values]]:
 
     A line with several seeds has the mean, and the standard deviation ``std``, at the radii that all seeds share.
     """
-    by_origin: dict[Origin | str, dict[int, tuple[str, Rises]]] = {}  # models by seed; outside of rows, each is alone
+    by_origin: dict[Origin | str, dict[int, Rises]] = {}  # by seed; a model outside of the report's rows is alone
+    labels: dict[Origin | str, str] = {}
     for label, model in models.items():
         origin, seed = (model["measured"].origin, model["measured"].seed) if model["measured"] else (label, 0)
+        labels.setdefault(origin, label)
         by_seed = by_origin.setdefault(origin, {})
-        first, rises = by_seed.get(seed, (label, {}))
-        by_seed[seed] = first, model["rises"] | rises  # of values that were measured twice, the first counts
+        by_seed[seed] = model["rises"] | by_seed.get(seed, {})  # of values that were measured twice, the first counts
     averaged = [origin for origin, by_seed in by_origin.items() if isinstance(origin, Origin) and len(by_seed) > 1]
-    rows = [origin.row for origin in averaged]
-    plotted: list[tuple[str, str, list[Rises]]] = []  # label of the line, label of its style, rises of each seed
-    for origin, by_seed in by_origin.items():
-        label = style = next(iter(by_seed.values()))[0]
-        if isinstance(origin, Origin) and origin in averaged:
-            details = [origin.described, f"{origin.examples} examples"] if rows.count(origin.row) > 1 else []
-            style, label = origin.row, ", ".join([origin.row, *details])
-        plotted.append((label, style, [rises for _, rises in by_seed.values()]))
-    styles = styles_of(group, [style for _, style, _ in plotted])
+    styled = labels | {origin: origin.row for origin in averaged}
+    styles, rows = styles_of(group, styled.values()), [origin.row for origin in averaged]
+    for row, described, examples in averaged:
+        is_ambiguous = rows.count(row) > 1
+        labels[Origin(row, described, examples)] = f"{row}, {described}, {examples} examples" if is_ambiguous else row
     lines: dict[str, list[Values]] = {}
     for kind in dict.fromkeys(kind for model in models.values() for kind, _ in model["rises"]):
-        for label, style, all_seeds in plotted:
-            seeds = [rises for rises in all_seeds if any(other == kind for other, _ in rises)]
-            known = [{rho for (k, rho), rise in rises.items() if k == kind and rise is not None} for rises in seeds]
-            radii = sorted(set.intersection(*known)) if known else []
-            values = [[rises[kind, rho] for rises in seeds] for rho in radii]
-            line = {"label": label, "style": styles[style], "x": radii, "y": [mean_of_numbers(each) for each in values]}
+        for origin, by_seed in by_origin.items():
+            seeds = [{rho: rise for (other, rho), rise in rises.items() if other == kind} for rises in by_seed.values()]
+            seeds = [rises for rises in seeds if rises]
+            radii = sorted(rho for rho in set().union(*seeds) if all(rises.get(rho) is not None for rises in seeds))
+            values = [[rises[rho] for rises in seeds] for rho in radii]
+            means = [mean_of_numbers(each) for each in values]
+            line = {"label": labels[origin], "style": styles[styled[origin]], "x": radii, "y": means}
             if len(seeds) > 1:
-                line["label"] = f"{label}, mean of {len(seeds)} seeds"
+                line["label"] = f"{labels[origin]}, mean of {len(seeds)} seeds"
                 line["std"] = [spread_over_subsets(each) for each in values]
             if len(radii) > 1:
                 lines.setdefault(kind, []).append(line)
@@ -326,19 +322,14 @@ def _paths_table(records: Sequence[Record]) -> Values:
         with left_out_if_damaged(path):
             for name, grid in load_landscapes(path).items():
                 if grid.kind == "path":
-                    heights = {value: barrier(grid.axes[0], values).height for value, values in grid.values.items()}
+                    heights = {}
+                    for value, values in grid.values.items():
+                        height = barrier(grid.axes[0], values).height * (100 if value.endswith("error") else 1)
+                        heights[value] = height if isfinite(height) else None
                     kind = "trained curve" if grid.metadata["curved"] else "straight line"
                     kind += ", after alignment" if grid.metadata.get("aligned") else ""
                     paths.append((name, kind, heights, grid.metadata["distance"]))
-    values = list(dict.fromkeys(value for _, _, heights, _ in paths for value in heights))
-    rows = []
-    for name, kind, heights, distance in paths:
-        finite = [
-            heights[value] * (100 if value.endswith("error") else 1)
-            if isfinite(heights.get(value, float("inf")))
-            else None
-            for value in values
-        ]
-        rows.append(_row(name, kind, [*finite, distance]))
-    heads = ("models", "path", *(f"barrier of {label_with_unit(value)}" for value in values), "distance of weights")
+    names = list(dict.fromkeys(value for _, _, heights, _ in paths for value in heights))
+    rows = [_row(name, kind, [*map(heights.get, names), distance]) for name, kind, heights, distance in paths]
+    heads = ("models", "path", *(f"barrier of {label_with_unit(value)}" for value in names), "distance of weights")
     return _table("Paths between models", "Largest rise above the line between the values at both ends.", heads, rows)

@@ -30,12 +30,7 @@ from fedflat.experiment.store.files import create_folder, write_atomically
 from fedflat.reporting.figures.files import write_figure
 from fedflat.reporting.figures.style import MARKERS, LineStyle
 from fedflat.reporting.page.display_names import display_name, names_row, with_display_names
-from fedflat.reporting.page.document import (
-    has_uneven_means,
-    report_document,
-    require_evaluations,
-    shown_evaluations,
-)
+from fedflat.reporting.page.document import has_uneven_means, report_document, require_evaluations, shown_evaluations
 from fedflat.reporting.page.gather import Gathered, group_runs
 from fedflat.reporting.page.repeat import repeat_commands, report_options
 from fedflat.reporting.page.views import landscapes_of
@@ -82,10 +77,10 @@ def report_page(
         commands: for each section, the commands that repeat it. Default: none.
     """
     sections = document["sections"]
-    landscape_parts: list[dict[str, Any] | None] = [None] * len(sections)
-    for number, by_name in enumerate(landscapes):
-        styles = {row["label"]: LineStyle(row["style"]) for row in sections[number]["rows"]}
-        landscape_parts[number] = _landscape_html(by_name, styles)
+    landscape_parts = []
+    for section, by_name in zip(sections, landscapes or [{}] * len(sections), strict=True):
+        styles = {row["label"]: LineStyle(row["style"]) for row in section["rows"]}
+        landscape_parts.append(_landscape_html(by_name, styles))
     return _template().render(  # the arguments below ``made`` are functions and constants that the template uses
         document=document,
         title=title or _title(sections),
@@ -160,7 +155,7 @@ def _landscape_html(landscapes: Mapping[str, Landscape], styles: Mapping[str, Li
     from fedflat.reporting.figures.landscape_page import landscape_parts
     from fedflat.reporting.figures.landscape_panels import panels_of
 
-    panels = panels_of(landscapes, "train_loss")
+    panels = panels_of(landscapes)
     if not panels:
         return None
     about, rows = landscape_parts(panels, "train_loss", library=False, styles=styles)
@@ -366,9 +361,8 @@ def write_report(
         {display_name(name, names, labels): landscape for name, landscape in landscapes_of(group).items()}
         for group in groups
     ]
-    commands = []
-    for number, (group, section) in enumerate(zip(groups, document["sections"], strict=True), 1):
-        suffix = _suffix(document, number)
+    commands, suffixes = [], [_suffix(document, number) for number in range(1, len(groups) + 1)]
+    for suffix, group, section in zip(suffixes, groups, document["sections"], strict=True):
         rows = [row.label for row in group.rows]
         section_labels = {name: label for name, label in labels.items() if names_row(name, rows)}
         section_baseline = baseline if section["baseline"] is not None else None
@@ -376,13 +370,12 @@ def write_report(
         commands.append(repeat_commands(group, out / f"settings{suffix}.yaml", f"repeated{suffix}", options))
     version = f"fedflat {__version__} on {date.today().isoformat()}"
     write_atomically(out / "report.html", report_page(shown_document, title, landscapes, version, commands=commands))
-    for number, section in enumerate(shown_document["sections"], 1):
-        suffix = _suffix(document, number)
+    for suffix, section, by_name in zip(suffixes, shown_document["sections"], landscapes, strict=True):
         write_atomically(out / f"settings{suffix}.yaml", section["settings"])
         if figures:
             from fedflat.reporting.figures.paper_figures import figures_of
 
-            for name, figure in figures_of(section, by, landscapes[number - 1], targets).items():
+            for name, figure in figures_of(section, by, by_name, targets).items():
                 write_figure(figure, out / "figures" / f"{name}{suffix}.pdf")
     files = {"page": out / "report.html", "tables": out / "*.csv, *.md, *.tex", "every value": out / "values.csv"}
     if figures:

@@ -21,11 +21,7 @@ from fedflat.display import (
     shown_target,
 )
 from fedflat.errors import UserError, one_of
-from fedflat.reporting.page.document import (
-    SUMMARY_LABELS,
-    has_uneven_means,
-    shown_evaluations,
-)
+from fedflat.reporting.page.document import SUMMARY_LABELS, has_uneven_means, shown_evaluations
 from fedflat.reporting.page.measurements import SEED_TABLE
 from fedflat.reporting.row import MIXED_PLUGINS
 from fedflat.reporting.tables.summary import MEAN_LABEL, SeedStatistics, are_equal, shown_range
@@ -169,12 +165,13 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
     Returns:
         ``best`` or ``second`` for each emphasised cell, by (row number, column name).
     """
-    rows, emphasis = section["rows"], {}
+    rows, sign = section["rows"], 1 if section["lower_is_better"] else -1
+    if len(rows) < 2:
+        return {}
     columns: dict[str, dict[int, tuple[float, str]]] = {}  # by name and row number: a value, lower is better, and text
-    sign = 1 if section["lower_is_better"] else -1
     for name in section["summaries"]:
-        if not has_uneven_means(rows, name):
-            means = {row["number"]: row["spread"][name]["mean"] for row in rows if row["spread"][name]}
+        means = {row["number"]: row["spread"][name]["mean"] for row in rows if row["spread"][name]}
+        if len(means) > 1 and not has_uneven_means(rows, name):
             columns[name] = {
                 number: (sign * mean, shown_metric(mean, section["metric"], section["number_format"]))
                 for number, mean in means.items()
@@ -184,13 +181,11 @@ def _emphasis(section: Values) -> dict[tuple[int, str], str]:
             if target["median"] is not None:
                 column = columns.setdefault(f"rounds_to_{target['target']:g}", {})
                 column[row["number"]] = (target["median"], target["text"])
+    emphasis: dict[tuple[int, str], str] = {}
     for name, column in columns.items():
-        if len(rows) < 2 or (name in SUMMARY_LABELS and len(column) < 2):  # nothing to compare
-            continue
-        distinct_texts = list(dict.fromkeys(text for _, text in sorted(column.values())))
-        for number, (_, text) in column.items():
-            if text in distinct_texts[:2]:
-                emphasis[number, name] = "best" if text == distinct_texts[0] else "second"
+        distinct_texts = dict.fromkeys(text for _, text in sorted(column.values()))
+        places = dict(zip(distinct_texts, ("best", "second"), strict=False))
+        emphasis |= {(number, name): places[text] for number, (_, text) in column.items() if text in places}
     return emphasis
 
 
