@@ -131,19 +131,19 @@ def claims_page() -> str:
             "claimed difference. Accuracy differences are in percentage points. With three seeds, intervals are wide, so",
             "small differences remain undecided, and an interval that barely excludes zero, such as that of FedSWA over",
             "FedAvg, is weak evidence. FedWMSAM's accuracies are, as in its released code, the best of 500 evaluations on the",
-            "test set and therefore optimistic. The runs behind the eigenvalues of ECCV Table 1 did not record training losses",
+            "test set and therefore optimistic. The runs behind the eigenvalues in this table did not record training losses",
             "with the eigenvalues, so these differences in lambda_max may be due to differences in training loss.",
             "",
             "## Which flatness claims are measured",
             "",
             "| claims | data | rounds | seeds | results |",
             "|---|---|---|---|---|",
-            "| ECCV Table 1: lambda_max of FedAvg, FedSAM, FedASAM, and FedAvg and FedASAM with SWA | CIFAR-100, alpha 0 | 20,000, as in the paper | 1 | [Measured results](campaign.md#eccv-tables-1-and-2-cifar-100-alpha-0-5-clients-per-round) |",
+            "| ECCV Table 1: lambda_max of FedAvg, FedSAM and FedASAM, without and with SWA | CIFAR-100, alpha 0 | 20,000, as in the paper | 1 | [Measured results](campaign.md#eccv-tables-1-and-2-cifar-100-alpha-0-5-clients-per-round) |",
             "| ECCV: lambda_max of global models, of clients' models and of their averages | CIFAR-10, alpha 0 and 100 | 1,000 (paper: 20,000, on CIFAR-100) | 1 | [Flatness claims](flatness-claims.md#flatness-claims-of-caldarola-et-al) |",
             "| lambda_max of FedAvg, FedSAM, FedASAM with SWA, and FedMoSWA | Fashion-MNIST, Dirichlet 0.1 | 80 | 1 | [Flatness claims](flatness-claims.md#four-methods-on-fashion-mnist) |",
             "| the same four methods | digits, Dirichlet 0.1 | 60 | 3 | [Flatness claims](flatness-claims.md#four-methods-on-digits) |",
             "",
-            "Not measured yet at full scale in ECCV Table 1: FedAvg with E = 2, FedSAM with SWA, and alpha 1,000.",
+            "Not measured yet at full scale in ECCV Table 1: FedAvg with E = 2, and alpha 1,000.",
         ]
     )
 
