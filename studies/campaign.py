@@ -6,8 +6,9 @@ Examples:
     python studies/campaign.py --table --only 'fedswa/*'                   # published and measured numbers
 
 The script runs the first missing (experiment, seed) of the queue that fits into the remaining time, then the next. Each
-finished run is one JSON file in the results directory, written atomically. Interrupted runs are resumed from their last
-checkpoint by the same command. With --jobs, several processes share the queue and the GPU: while one compiles, the
+finished run is one JSON file in the results directory, written atomically. When all runs of a learning rate search have
+finished, the run with the best rate joins the queue. Interrupted runs are resumed from their last checkpoint by the
+same command. With --jobs, several processes share the queue and the GPU: while one compiles, the
 others train. Progress goes to stderr if it is a terminal, or to the file given by --log.
 """
 
@@ -22,12 +23,13 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from campaign_queue import SETUP_SECONDS, CampaignJob, queue
+from campaign_queue import SETUP_SECONDS, CampaignJob, is_chosen, queue
 from torch import Tensor
 
 import fedflat
@@ -40,7 +42,7 @@ from fedflat.papers.ledger import LEDGER_COLUMNS, Ledger
 from fedflat.papers.outcome import MeasuredRun
 from fedflat.papers.plan import model_query
 from fedflat.papers.post_hoc import measure
-from fedflat.papers.results import StoredResult, make_result, read_result, write_result
+from fedflat.papers.results import RunCost, StoredResult, make_result, read_result, write_result
 
 WINDOW, DECAY = 100, 0.99
 """Of the averages that every run reports in addition: WiMA and EMA."""
@@ -139,7 +141,21 @@ class Campaign:
 
     def finished(self) -> list[tuple[CampaignJob, StoredResult]]:
         """All jobs with a result."""
-        return [(job, result) for job in self.jobs if (result := self.result(job)) is not None]
+        return [(job, result) for job in self.jobs + self.tuned_jobs() if (result := self.result(job)) is not None]
+
+    def tuned_jobs(self) -> list[CampaignJob]:
+        """The runs with the learning rates that finished searches selected."""
+        scores: dict[str, list[tuple[float, CampaignJob]]] = {}
+        for job in self.jobs:
+            if job.kind == "search" and (result := self.result(job)) is not None:
+                score = None if result.status == "diverged" else result.metrics["server"]["last"]
+                scores.setdefault(job.tuned_name, []).append((-1.0 if score is None else score, job))
+        tuned = []
+        for name, of_search in scores.items():
+            best_score, best = max(of_search, key=lambda scored: scored[0])
+            if is_chosen(name, self.options) and len(of_search) == len(best.stage.lrs) and best_score >= 0:
+                tuned.append(best.tuned())
+        return tuned
 
     def missing(self) -> list[tuple[CampaignJob, float]]:
         """Jobs without a result in order, with their estimated wall time in seconds.
@@ -154,7 +170,7 @@ class Campaign:
         for job, result in finished:
             if not result.cost.note:
                 alone[job.protocol_hash] = max(result.device_seconds, alone.get(job.protocol_hash, 0.0))
-        waiting = [job for job in self.jobs if job.name not in done]
+        waiting = [job for job in self.jobs + self.tuned_jobs() if job.name not in done]
         waiting.sort(key=lambda job: (job.protocol_hash in failed, job.stage.seed))
         jobs = self.options.jobs
         return [(job, SETUP_SECONDS + job.seconds(jobs, alone.get(job.protocol_hash))) for job in waiting]
@@ -190,20 +206,38 @@ class Campaign:
         return True
 
     def _run(self, job: CampaignJob) -> None:
-        folder, monitor = self.options.work / "runs" / job.name, AverageMonitor()
-        (record,) = run_each([job.config], [folder], (monitor,), jobs=1)
-        queries = [] if record.status == "diverged" else [query for cell in job.cells if (query := model_query(cell))]
-        run = MeasuredRun.of(record, measure(record, queries, self.options.small))
-        name, options = job.name.rpartition("-seed")[0], self.options
-        result = make_result(name, job.cells, record, run, monitor.averages, options.jobs, options.commit)
+        result = self._with_same_settings(job) or self._train(job)
         write_result(self.options.results, result)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._folder(job), ignore_errors=True)
         score = 100 * (result.metrics["server"].get("last") or 0.0)
         self.report(f"{result.status} {job.name}: {score:.2f} after {result.cost.seconds:.0f} s")
-        del record
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _folder(self, job: CampaignJob) -> Path:
+        """The folder of an unfinished run."""
+        return self.options.work / "runs" / job.name
+
+    def _train(self, job: CampaignJob) -> StoredResult:
+        """Execute a run. In the result of a search run, the held-out training data take the place of the test set."""
+        is_search, monitor = job.kind == "search", AverageMonitor()
+        (record,) = run_each([job.config], [self._folder(job)], () if is_search else (monitor,), jobs=1)
+        cells = () if is_search else job.cells
+        if is_search:
+            record = replace(record, history=[line | {"test": line["validation"]} for line in record.history])
+        queries = [] if record.status == "diverged" else [query for cell in cells if (query := model_query(cell))]
+        run = MeasuredRun.of(record, measure(record, queries, self.options.small))
+        name = job.name.rpartition("-seed")[0].removeprefix(f"{job.kind}/")
+        result = make_result(name, cells, record, run, monitor.averages, self.options.jobs, self.options.commit)
+        return _of_kind(result, job)
+
+    def _with_same_settings(self, job: CampaignJob) -> StoredResult | None:
+        """The stored result with the paper's settings, if those are the ones that a search selected."""
+        if (result := self.result(replace(job, kind="paper"))) is None:
+            return None
+        cost = RunCost(seconds=0, note=f"included in {result.file}")
+        return _of_kind(result, job).model_copy(update={"cost": cost})
 
     def report(self, text: str) -> None:
         """Log a line of progress."""
@@ -219,6 +253,13 @@ class Campaign:
         missing = self.missing()
         lines = [f"{seconds:7.0f}  {job.name}" for job, seconds in missing]
         return "\n".join([f"{len(missing)} of {len(self.jobs)} runs are missing. Seconds and name, in order:", *lines])
+
+
+def _of_kind(result: StoredResult, job: CampaignJob) -> StoredResult:
+    """The result of a job, marked as that of a search or a tuned run if it is one."""
+    if job.kind == "paper":
+        return result
+    return result.model_copy(update={"kind": job.kind, "selection": job.selection})
 
 
 def work_in_processes(options: argparse.Namespace, words: Sequence[str]) -> None:

@@ -26,6 +26,8 @@ from fedflat.processes import ChildKilled, ChildProcess
 ROOT = Path(__file__).parents[1]
 STUDIES = ROOT / "studies"
 JOB = "fedswa/table2/cifar100-lenet-5/fedmoswa-seed0"
+EXPERIMENT = "fedswa/table2/cifar100-lenet-5/fedswa"
+SEARCH = f"search/{EXPERIMENT}"
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,68 @@ def test_resumes_after_being_killed(campaign: ModuleType, tmp_path: Path, monkey
     assert killed["metrics"]["wima"] == whole["metrics"]["wima"]
 
 
+def test_a_search_selects_a_learning_rate_on_held_out_training_data(campaign: ModuleType, tmp_path: Path) -> None:
+    words = small(tmp_path, "--rounds", "3", "--only", "fedswa/table2/cifar100-*/fedswa-seed0", "tuned/*/fedswa-seed0")
+    table = campaign.main(words)
+    searched = {lr: stored(tmp_path, f"{SEARCH}-lr{lr}-seed0") for lr in ("0.01", "0.03", "0.1", "0.3")}
+    assert {result["protocol"]["validation"] for result in searched.values()} == {0.1}
+    assert not any(result["cells"] for result in searched.values())
+    config = next(
+        job for job in campaign.queue(campaign.parse_arguments(words)) if job.name.endswith("-lr0.3-seed0")
+    ).config
+    curve = [line["validation"]["server"]["accuracy"] for line in fedflat.run(config.algorithm, base=config).history]
+    assert searched["0.3"]["curve"]["server"] == pytest.approx(curve, abs=1e-4)
+    best = max(searched, key=lambda lr: searched[lr]["metrics"]["server"]["last"])
+    tuned = stored(tmp_path, f"tuned/{EXPERIMENT}-seed0")
+    assert (f"{tuned['protocol']['lr']:g}", tuned["protocol"]["validation"]) == (best, 0.0)
+    assert tuned["selection"].startswith(f"learning rate {best}, selected from 0.01, 0.03, 0.1 and 0.3 on 10 %")
+    assert (
+        f"| {100 * tuned['metrics']['server']['last']:.2f} | 0.0 | other settings; tuned: learning rate {best}" in table
+    )
+
+
+def test_a_selection_needs_every_run_of_the_search_and_none_that_diverged(campaign: ModuleType, tmp_path: Path) -> None:
+    """If the paper's learning rate is selected, the paper's run is not repeated."""
+    words = small(tmp_path, "--rounds", "2", "--only", "fedswa/table2/cifar100-*/fedswa-seed0", "tuned/*/fedswa-seed0")
+    campaign.main(words)
+    paths = {lr: tmp_path / "results" / f"{SEARCH}-lr{lr}-seed0.json" for lr in ("0.01", "0.03", "0.1", "0.3")}
+    results = {lr: json.loads(path.read_text()) for lr, path in paths.items()}
+
+    def tuned_rates(**changes: dict[str, Any]) -> list[float]:
+        for lr, path in paths.items():
+            path.write_text(json.dumps(results[lr] | {"metrics": {"server": {"last": 0.2}}} | changes.get(lr, {})))
+        state = campaign.Campaign(campaign.parse_arguments(words))
+        return [job.experiment.training.lr for job in state.tuned_jobs()]
+
+    best = {"metrics": {"server": {"last": 0.9}}}
+    assert tuned_rates(**{"0.1": best}) == [0.1]
+    assert tuned_rates(**{"0.1": best | {"status": "diverged"}, "0.03": {"metrics": {"server": {"last": 0.3}}}}) == [
+        0.03
+    ]
+    assert tuned_rates(**{lr: {"status": "diverged"} for lr in paths}) == []
+    assert tuned_rates(**{"0.1": best, "0.3": {"protocol_hash": "another"}}) == []
+
+    assert tuned_rates(**{"0.1": best}) == [0.1]
+    only_search = campaign.parse_arguments([*words[: words.index("--only")], "--only", "search/*"])
+    assert campaign.Campaign(only_search).tuned_jobs() == []
+    tuned = f"tuned/{EXPERIMENT}-seed0"
+    (tmp_path / "results" / f"{tuned}.json").unlink()
+    campaign.main(words)
+    paper = stored(tmp_path, f"{EXPERIMENT}-seed0")
+    repeated = stored(tmp_path, tuned)
+    assert repeated["curve"] == paper["curve"]
+    assert repeated["cost"] == {"seconds": 0, "note": f"included in {EXPERIMENT}-seed0.json"}
+
+
+def test_a_search_follows_the_protocol_of_the_paper(campaign: ModuleType) -> None:
+    """A wrong setting must not surface after minutes on a GPU."""
+    jobs = {
+        job.name: job for job in campaign.queue(campaign.parse_arguments(["--only", "search/*", "fedswa/table2/*"]))
+    }
+    search, paper = jobs[f"{SEARCH}-lr0.3-seed0"].config, jobs[f"{EXPERIMENT}-seed0"].config
+    assert search.changed(training={"lr": 0.1}, data={"validation": 0.0}) == paper
+
+
 def test_processes_share_the_queue(
     campaign: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +268,9 @@ def test_the_hash_depends_on_values_and_not_on_names(campaign: ModuleType, tmp_p
 def test_committed_results_count_for_the_queue(campaign: ModuleType) -> None:
     options = campaign.parse_arguments(["--results", str(ROOT / "results")])
     finished = {f"{job.name}.json" for job, _ in campaign.Campaign(options).finished()}
-    assert finished == {result.file for result in read_results(ROOT / "results") if result.kind == "paper"}
+    assert finished == {
+        result.file for result in read_results(ROOT / "results") if result.kind != "released" and not result.source
+    }
 
 
 def test_the_documented_numbers_of_mofedsam_are_those_of_its_runs() -> None:

@@ -173,63 +173,6 @@ TINY = words("--dataset digits --model mlp(hidden=8) --device cpu --precision fl
 
 
 @pytest.mark.slow
-def test_fedswa_table_2_from_training_to_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Stage 1 in two parts, as two processes would run it, then the rest; a second call trains nothing."""
-    column = study("fedswa_table2")
-    arguments = [str(tmp_path), *TINY, "--tune-rounds", "2", "--grid", "0.1", "0.5"]
-    column.main([*arguments, "--only-stage", "1", "--only", "fedavg", "fedsam"])
-    with pytest.raises(UserError, match=r"without scaffold, fedswa, fedmoswa; .*--tune"):
-        column.main([*arguments, "--only-stage", "2"])
-    table = column.main([*arguments, "--draw", str(tmp_path / "curves.png")])
-
-    runs = json.loads((tmp_path / "numbers.json").read_text())["runs"]
-    full = [run for run in runs.values() if run["kind"] == "full"]
-    accuracy = {run["algorithm"]: 100 * run["test"] for run in full if run["lr"] == 0.1}
-    short = sorted(accuracy, key=lambda name: accuracy[name] - column.published(name))[:2]
-    tuned = {run["algorithm"]: run for run in runs.values() if run["kind"] == "tune"}
-    assert set(tuned) == set(short)
-    assert all("test" not in run for run in tuned.values())
-    assert {run["lr"] for run in full} == {0.1, 0.5}
-    assert len(runs) == 5 + 4 + 2
-    assert table == (tmp_path / "table.md").read_text()
-    measured = accuracy["fedavg"]
-    assert f"| `fedavg` | 0.1 | 79.6±0.2 | {measured:.1f} | {measured - 79.6:+.1f} | 574 | 4+ |" in table
-    assert f"`{short[0]}`: 0.5, by accuracy on 10 % of the training data after 2 rounds (0.1: " in table
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-    capsys.readouterr()
-    assert column.main(arguments) == table
-    assert "..." not in capsys.readouterr().out
-    with pytest.raises(UserError, match="other settings"):
-        column.main([str(tmp_path), *TINY, "--tune-rounds", "3"])
-
-
-def test_the_learning_rate_is_selected_by_validation_and_never_from_diverged_runs(tmp_path: Path) -> None:
-    column = study("fedswa_table2")
-    state = column.Study(column.parse_arguments([str(tmp_path), "--grid", "0.03", "0.1", "0.3"]))
-    scores: dict[float, float | None] = {0.03: 0.7, 0.1: 0.6, 0.3: None}
-    for lr, score in scores.items():
-        assert column.selected_lr(state, "fedswa") is None
-        run = {"about": state.about, "kind": "tune", "algorithm": "fedswa", "lr": lr, "seed": 0, "validation": score}
-        (tmp_path / "numbers" / f"tune-fedswa-{lr:g}-0.json").write_text(json.dumps(run))
-    assert column.selected_lr(state, "fedswa") == 0.03
-
-
-def test_fedswa_table_2_follows_the_protocol(tmp_path: Path) -> None:
-    """A wrong setting must not surface after minutes on a GPU."""
-    column = study("fedswa_table2")
-    state = column.Study(column.parse_arguments([str(tmp_path), "--device", "cuda", "--precision", "bf16"]))
-    search = make_config(column.cell("fedmoswa").configs[0], state.settings("tune", 0.3, 1))
-    data, training = search.data, search.training
-    assert (search.model, data.dataset, data.partition) == ("cnn", "cifar10", "dirichlet-reuse(alpha=0.6)")
-    assert (data.validation, training.rounds, training.lr) == (0.1, 200, 0.3)
-    assert (search.evaluation.every, search.engine.precision) == (10, "bf16")
-    full = make_config(column.cell("scaffold").configs[0], state.settings("full", 0.1, 0))
-    assert (full.data.validation, full.data.augmentation) == (0.0, "crop-flip")
-    assert (full.training.rounds, full.training.weight_decay) == (1000, 0.001)
-
-
-@pytest.mark.slow
 def test_virtual_time_from_training_to_the_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ CURVE_ROUNDING = 6e-5
 """Largest rounding error of a value in a stored curve, which has four digits."""
 EMBEDDED = "measured.json"
 """In the folder of the papers' data: the committed results without curves, written by docs/generate.py."""
-Kind = Literal["paper", "tuned", "released"]
+Kind = Literal["paper", "search", "tuned", "released"]
 Number = int | float
 
 
@@ -75,7 +75,8 @@ class StoredResult(PaperData):
 
     format: Literal[1]
     kind: Kind = "paper"
-    """paper: the paper's settings; tuned: hyperparameters from a validation split; released: the authors' code."""
+    """paper: the paper's settings; search: one learning rate of a search, measured on held-out training data; tuned:
+    the hyperparameters that a search selected; released: the authors' code."""
     paper: str
     experiment: str
     """Path of the result's file below the results folder, without kind, seed and suffix."""
