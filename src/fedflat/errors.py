@@ -71,6 +71,15 @@ def similar_file(path: Path) -> str:
     return f" (did you mean {name_of[close[0]]}?)" if close else ""
 
 
+def system_reason(error: OSError) -> str:
+    """The reason that the operating system gives, in lower case.
+
+    >>> system_reason(OSError(28, "No space left on device", "model.npz"))
+    'no space left on device'
+    """
+    return (error.strerror or str(error)).lower()
+
+
 def no_folder(path: Path, expected: str) -> UserError:
     """The error for a path that is missing, or a file, where a folder is needed; ``expected`` describes the folder.
 

@@ -21,7 +21,7 @@ import typer
 from fedflat import __version__
 from fedflat.cli import RUNS_FAILED, USER_ERROR, Interrupted, discard_output, interrupted_code
 from fedflat.cli.shared.command_group import NAMES_FILE, CommandGroup, NoSuchOption, UsageError, keep_argument_help
-from fedflat.errors import SomeFailed, UserError
+from fedflat.errors import SomeFailed, UserError, system_reason
 from fedflat.registry import PLUGINS_VARIABLE, MissingPlugin, listed_plugins, load_plugins
 from fedflat.setting_names import MAX_COUNT, MAX_SEED, forbidden_character, suggest_setting
 
@@ -79,7 +79,7 @@ def errors_as_messages() -> Iterator[None]:
     except BrokenPipeError:  # an OSError that main() handles
         raise
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = system_reason(error)
         if error.filename is not None:
             raise _print_error(f"cannot use {error.filename}: {reason}", USER_ERROR) from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, ValidationError
 
 import fedflat
-from fedflat.errors import UserError
+from fedflat.errors import UserError, system_reason
 from fedflat.experiment.campaign.compare import folder_name
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.problem import device_of
@@ -272,7 +272,7 @@ def read_result(path: Path) -> StoredResult:
     try:
         return StoredResult.model_validate_json(path.read_text("utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+        raise UserError(f"cannot read {path}: {system_reason(error)}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is no stored result: it is not UTF-8") from None
     except ValidationError as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedflat.data.partitioners.partitioner import IntArray, LabelledExamples, Partitioner
 from fedflat.data.sources.source import data_dir
-from fedflat.errors import UserError
+from fedflat.errors import UserError, system_reason
 from fedflat.text import absolute_path, param, show
 
 EXPECTED = 'expected JSON such as {"examples": 4, "clients": [[0, 2], [1, 3]]}'
@@ -93,9 +93,7 @@ class Listed(Partitioner):
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise UserError(
-                f"cannot read the partition {path}: {(error.strerror or str(error)).lower()}; create it again"
-            ) from None
+            raise UserError(f"cannot read the partition {path}: {system_reason(error)}; create it again") from None
         if self.hash not in (None, content_hash(content)):
             raise UserError(
                 f"{path} has changed: its hash is {content_hash(content)}; expected {self.hash}; "
@@ -142,7 +140,7 @@ def listed(
         temporary.write_bytes(content)
         temporary.replace(path)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = system_reason(error)
         raise UserError(f"cannot write the partition to {path}: {reason}; choose another folder=") from None
     return show("listed", {"path": str(path), "hash": content_hash(content)})
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedflat.deploy.flower.address import host_and_port
-from fedflat.errors import UserError
+from fedflat.errors import UserError, system_reason
 
 HEALTH = "/health"
 """Path that a SuperLink answers without authentication."""
@@ -53,7 +53,7 @@ def reach(
     except (socket.gaierror, UnicodeError):  # the latter for names such as server..org
         raise UserError(f"host {host!r} is unknown; check its spelling and this machine's network") from None
     except OSError as error:
-        reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
+        reason = "no answer" if isinstance(error, TimeoutError) else system_reason(error)
         raise UserError(
             f"{address} cannot be reached ({reason}); is its SuperLink, or the gateway for sites, running on this port?"
             " A SuperLink needs about 10 seconds to start"

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, system_reason
 from fedflat.experiment.store.files import create_folder, explain_os_error, write_atomically
 
 INITIAL_STATE_VERSION = 0
@@ -36,7 +36,7 @@ def require_writable(folder: Path) -> None:
         TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
-            f"this node cannot write its client's state to {folder} ({(error.strerror or str(error)).lower()}); "
+            f"this node cannot write its client's state to {folder} ({system_reason(error)}); "
             "start its SuperNode with another folder: --node-config 'partition-id=N state=\"/path\"'"
         ) from None
 

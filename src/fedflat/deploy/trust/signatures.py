@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedflat.deploy.flower.wire import CLAIMS, HEADER, RECEIPT
-from fedflat.errors import UserError
+from fedflat.errors import UserError, system_reason
 
 SIGNATURE = "signature"
 PURPOSE = b"fedflat answer\n"
@@ -92,7 +92,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
-        raise UserError(f"cannot read the key {path} ({(error.strerror or str(error)).lower()})") from None
+        raise UserError(f"cannot read the key {path} ({system_reason(error)})") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey):

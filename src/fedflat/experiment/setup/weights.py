@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedflat.errors import MachineFailed, UserError, missing_file
+from fedflat.errors import MachineFailed, UserError, missing_file, system_reason
 from fedflat.experiment.store.files import DamagedFile
 from fedflat.experiment.store.tensor_files import read_tensors
 from fedflat.models import classifier_parameters
@@ -68,7 +68,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str]:
     except DamagedFile as error:
         raise UserError(f"{error}; expected a complete file such as the model.safetensors of a run") from None
     except OSError as error:
-        raise MachineFailed(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+        raise MachineFailed(f"cannot read {path}: {system_reason(error)}") from None
     return tensors, str(metadata.get("model", ""))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
 from fedflat.engines.round.contract import ModelState
-from fedflat.errors import MachineFailed, UserError
+from fedflat.errors import MachineFailed, UserError, system_reason
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store import content, tensor_files
@@ -284,7 +284,7 @@ class RunFolder:
                 advice = f"the run has not written it; if the run was interrupted: {self.resume_command}"
             raise DamagedFile(f"{path} is missing; {advice}") from None
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
+            reason = system_reason(error)
             raise MachineFailed(f"cannot read {path}: {reason}; make it a readable file") from None
         except DamagedFile as error:
             raise DamagedFile(f"{error}; {advice}") from None
