@@ -141,7 +141,7 @@ class Campaign:
 
     def finished(self) -> list[tuple[CampaignJob, StoredResult]]:
         """All jobs with a result."""
-        return [(job, result) for job in self.jobs + self.tuned_jobs() if (result := self.result(job)) is not None]
+        return [(job, result) for job in self.tuned_jobs() + self.jobs if (result := self.result(job)) is not None]
 
     def tuned_jobs(self) -> list[CampaignJob]:
         """The runs with the learning rates that finished searches selected."""
@@ -160,8 +160,8 @@ class Campaign:
     def missing(self) -> list[tuple[CampaignJob, float]]:
         """Jobs without a result in order, with their estimated wall time in seconds.
 
-        The time comes from other seeds of the experiment, or from its size. First seeds precede others, and jobs whose
-        experiment did not learn with another seed come last.
+        Tuned runs come first, because each completes a search. First seeds precede others, and jobs whose experiment
+        did not learn with another seed come last. The time comes from other seeds, or from the size of the experiment.
         """
         finished = self.finished()
         done = {job.name for job, _ in finished}
@@ -170,7 +170,7 @@ class Campaign:
         for job, result in finished:
             if not result.cost.note:
                 alone[job.protocol_hash] = max(result.device_seconds, alone.get(job.protocol_hash, 0.0))
-        waiting = [job for job in self.jobs + self.tuned_jobs() if job.name not in done]
+        waiting = [job for job in self.tuned_jobs() + self.jobs if job.name not in done]
         waiting.sort(key=lambda job: (job.protocol_hash in failed, job.stage.seed))
         jobs = self.options.jobs
         return [(job, SETUP_SECONDS + job.seconds(jobs, alone.get(job.protocol_hash))) for job in waiting]

@@ -175,6 +175,10 @@ def test_a_selection_needs_every_run_of_the_search_and_none_that_diverged(campai
     assert repeated["curve"] == paper["curve"]
     assert repeated["cost"] == {"seconds": 0, "note": f"included in {EXPERIMENT}-seed0.json"}
 
+    tuned_rates(**{"0.03": best})
+    state = campaign.Campaign(campaign.parse_arguments([*words, "fedswa/table2/cifar100-*/fedavg-seed0"]))
+    assert [job.name.rpartition("/")[2] for job, _ in state.missing()] == ["fedswa-seed0", "fedavg-seed0"]
+
 
 def test_a_search_follows_the_protocol_of_the_paper(campaign: ModuleType) -> None:
     """A wrong setting must not surface after minutes on a GPU."""
