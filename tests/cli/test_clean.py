@@ -77,6 +77,9 @@ def test_a_locked_run_is_skipped(fedflat, runs):
     with FileLock(runs / "over" / "checkpoint" / LOCK_FILE):
         result = fedflat("clean", runs, "--yes")
     assert result.exit_code == 2 and "another process" in result.stderr and files(runs) == before
+    fedflat("clean", runs, "--yes")
+    with FileLock(runs / "over" / "checkpoint" / LOCK_FILE):
+        assert fedflat("clean", runs, "--yes").exit_code == 0, "it has nothing left to remove"
 
 
 def test_the_only_copy_of_a_final_model_is_kept(fedflat, runs):
@@ -95,10 +98,19 @@ def test_the_only_copy_of_a_final_model_is_kept(fedflat, runs):
     assert "removed" in fedflat("clean", runs, "--yes").stdout and not list(runs.glob("over/checkpoint/*.safetensors"))
 
 
-def test_models_removed_on_request_do_not_count_as_lost(fedflat, runs):
-    assert remove(runs / "over", ["models"])
+def test_models_removed_on_request_do_not_count_as_lost(fedflat, runs, monkeypatch):
+    """Nor if the removal is interrupted."""
+
+    def interrupt(path):
+        path.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
+        interrupted.setattr("fedflat.experiment.store.cleanup._delete", interrupt)
+        remove(runs / "over", ["models"])
     result = fedflat("clean", runs, "--yes")
-    assert not result.stderr and "removed" in result.stdout and set(files(runs / "over")) == KEPT
+    assert not result.stderr and "removed" in result.stdout
+    assert {name for name in files(runs / "over") if not name.startswith("model.")} == KEPT
 
 
 @pytest.mark.parametrize(

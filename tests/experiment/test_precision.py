@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedflat.bench.setting import RandomImages
+from fedflat.bench.request import Request
+from fedflat.bench.setting import BenchmarkSetting, RandomImages
 from fedflat.cli.shared.screen import print_precision
+from fedflat.data.batches import Batch
+from fedflat.deploy.site.site import Site
 from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import on_device
 from fedflat.experiment.campaign.compare import existing_run
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import check_precision
-from fedflat.experiment.setup.problem import decide_precision
+from fedflat.experiment.setup.problem import build_problem, decide_precision
 from fedflat.flatness.precision import has_bf16
 from fedflat.papers.library import papers
 
@@ -118,7 +122,9 @@ def test_devices_without_tf32_or_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("has_amx", [True, False])
-def test_a_cpu_uses_bf16_if_it_has_instructions_for_it(has_amx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_uses_bf16_if_it_has_instructions_for_it(
+    has_amx: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False, raising=False)
     for recorded, available in (("bf16", "bf16" if has_amx else "float32"), ("tf32", "float32")):
@@ -128,6 +134,10 @@ def test_a_cpu_uses_bf16_if_it_has_instructions_for_it(has_amx: bool, monkeypatc
     else:
         with pytest.raises(UserError, match="this CPU does not compute in bf16"):
             check_precision("bf16", on_gpu=False)
+        with pytest.raises(UserError, match="this CPU does not compute in bf16"):
+            Site(with_precision("bf16", device="cpu"), 0, tmp_path)
+        with pytest.raises(UserError, match="use --precision float32"):
+            Request(BenchmarkSetting(device="cpu"), precisions=("bf16",)).check()
 
 
 @pytest.mark.skipif(not has_bf16("cpu"), reason="needs a CPU that computes in bf16")
@@ -145,6 +155,52 @@ def test_bf16_on_a_cpu_differs_from_float32_by_rounding_for_any_number_of_worker
     full, one, two = moved("float32"), moved("bf16"), moved("bf16", workers=2)
     assert torch.equal(one, two) and not torch.equal(one, full)
     assert (one - full).norm() < 0.3 * full.norm(), "0.14 for FedSAM"
+
+
+@pytest.mark.parametrize("frozen", ["nothing", "norm"])
+def test_a_networks_own_batch_norm_trains_in_bf16(frozen: str) -> None:
+    """torch requires BatchNorm's parameters in the type of its statistics, which stay in float32."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 900, 10))
+    network[1].weight.requires_grad_(frozen == "nothing")
+    network[1].bias.requires_grad_(frozen == "nothing")
+    problem, _ = build_problem(with_precision("float32", device="cpu"), RandomImages(size=20).dataset(), network)
+    weights, statistics, integer_buffers = problem.initial_state()
+    examples, results = problem.data.train.take(torch.arange(20)), {}
+    for arithmetic in (None, torch.bfloat16):
+        chosen = replace(problem, arithmetic=arithmetic)
+        chosen.set_training_mode()
+        batch = Batch(chosen.normalised(examples.inputs), examples.targets)
+        buffers = {**chosen.buffer_layout.views(statistics.clone()), **integer_buffers}
+        gradient = chosen.loss_and_gradient(weights, buffers, batch)[1]
+        whole = chosen.functional_pass(weights, statistics, integer_buffers, batch)
+        assert gradient.dtype == whole.gradient.dtype == torch.float32
+        assert torch.allclose(gradient, whole.gradient, rtol=1e-2, atol=1e-3)
+        assert frozen == "norm" or torch.allclose(chosen.buffer_layout.flatten(buffers), whole.statistics)
+        output = chosen.predict(weights, buffers, examples.inputs)
+        results[arithmetic] = gradient, output
+    for full, rough in zip(*results.values(), strict=True):
+        assert 0 < (full - rough).norm() < 0.05 * full.norm()
+
+
+def test_a_network_that_lacks_bf16_is_named() -> None:
+    class Shifted(nn.Module):
+        """Its constant is in float32."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.ones(64))
+            self.linear = nn.Linear(64, 10)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            """Logits."""
+            return self.linear(inputs.flatten(1) + self.shift)
+
+    config = with_precision("bf16", device="cpu").changed(model="custom")
+    with pytest.raises(UserError, match=r"custom cannot be used in bf16: .* dtype.*; use engine\.precision=float32"):
+        build_problem(config, model=Shifted())
+    with pytest.raises(UserError, match=r"custom cannot be used on digits, which has uint8 inputs of shape"):
+        build_problem(config, model=nn.Linear(3, 10))
 
 
 def test_experiments_of_papers_use_float32_everywhere() -> None:

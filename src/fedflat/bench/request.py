@@ -57,7 +57,7 @@ class Request:
         if "tf32" in precisions and not setting.on_gpu:
             raise UserError("--precision tf32 needs a GPU; use float32 on the CPU")
         for precision in precisions:
-            check_precision(precision, setting.on_gpu)
+            check_precision(precision, setting.on_gpu, "--precision float32")
         if setting.device == "cuda" and not setting.on_gpu:
             raise UserError("--device cuda needs a GPU, but torch finds none; use --device cpu")
         if "mixup" in [call.name for call in parse(setting.augmentation)]:

@@ -44,7 +44,7 @@ def clean(
     cleanable, locked = [], []
     for run in runs:
         files = removable(run, parts)
-        if files is not None and yes:
+        if yes and files is not None and (files.parts or files.restores_models):
             try:
                 files = remove(run, parts)
             except LockedError:

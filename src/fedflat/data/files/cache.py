@@ -24,7 +24,7 @@ from fedflat.errors import MachineFailed, UserError
 from fedflat.operating_system import total_memory
 
 FOLDER = "decoded"
-VERSION = 2
+VERSION = 3
 """Part of every fingerprint; increase it when decoding changes."""
 BLOCK_ROWS = 256
 

@@ -27,6 +27,7 @@ from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.engine import training_of
+from fedflat.experiment.setup.engine import check_precision
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.store.files import locked
 
@@ -73,6 +74,8 @@ class Site:
         self.has_own_data = has_own_data = data is not None
         problem_config = _as_only_client(config) if has_own_data else config
         self.problem, partition = build_problem(problem_config, data, model, task)
+        if config.engine.precision == "bf16":  # a site without TF32 need not be warned in every round
+            check_precision("bf16", self.problem.device.type == "cuda")
         # With data of its own, the site's partition has one client, and only the config knows the number of sites.
         clients = (config.data.clients or 1) if has_own_data else len(partition.clients)
         if not 0 <= client < clients:

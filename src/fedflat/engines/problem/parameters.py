@@ -25,7 +25,7 @@ class FrozenParameters:
         channels_last: whether to store frozen convolution weights channels last.
 
     Attributes:
-        low_precision: copies of the frozen parameters in the precision ``arithmetic``, by name; empty if that is None.
+        low_precision: copies of frozen parameters in the precision ``arithmetic``, by name; empty if that is None.
     """
 
     def __init__(self, model: nn.Module, arithmetic: torch.dtype | None = None, channels_last: bool = False) -> None:
@@ -36,7 +36,9 @@ class FrozenParameters:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.low_precision: dict[str, Tensor] = {}
         if arithmetic is not None:
-            self.low_precision = {name: p.detach().to(arithmetic) for name, p in self._parameters.items()}
+            whole = full_precision_parameters(model)
+            low = {name: p.detach() for name, p in self._parameters.items() if name not in whole}
+            self.low_precision = {name: p.to(arithmetic) for name, p in low.items()}
         self._norms = {
             name: module
             for name, module in model.named_modules()
@@ -119,6 +121,21 @@ def batch_counters(model: nn.Module) -> list[str]:
     without_counter = {prefix for prefix, module in model.named_modules() if isinstance(module, BatchNorm)}
     integer_buffers = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
     return [name for name in integer_buffers if name.rpartition(".")[0] not in without_counter]
+
+
+def full_precision_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters that stay in full precision if the forward pass uses a lower one.
+
+    These are the parameters of torch's layers with running statistics, because torch requires both in one type.
+    fedflat's BatchNorm converts its parameters itself.
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and not isinstance(module, BatchNorm)
+        if module.running_mean is not None
+        for name, _ in module.named_parameters(recurse=False)
+    }
 
 
 class FunctionalCall:

@@ -31,6 +31,7 @@ from fedflat.engines.problem.parameters import (
     batch_counters,
     fails_in_channels_last,
     first_names,
+    full_precision_parameters,
 )
 from fedflat.engines.problem.task import Task
 from fedflat.flatness.precision import at_own_precision
@@ -96,6 +97,7 @@ class Problem:
         self._tied = any(name != first for name, first in self._first_names.items())
         self._functional_call = FunctionalCall(self.model)
         self._counters = batch_counters(self.model)
+        self._full_precision = full_precision_parameters(self.model) & set(self.layout.names)
         self._cpu_weights_and_views: tuple[Tensor, dict[str, Tensor]] | None = None
         self._kernels: ChainKernels | None = None
         self._loader: BatchLoader | None = None
@@ -220,9 +222,18 @@ class Problem:
         Returns:
             A tensor; in training, a tuple of tensors for a model with several heads.
         """
-        weights = vector if self.arithmetic is None else vector.to(self.arithmetic)
-        tensors = {**self.frozen.low_precision, **self.layout.views(weights), **buffers}
+        tensors = {**self.frozen.low_precision, **self._views(vector), **buffers}
         return self._to_loss_precision(functional_call(model or self.model, tensors, (inputs,), tie_weights=self._tied))
+
+    def _views(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parameters in ``vector`` [parameters] by name, in the precision of the forward pass."""
+        if self.arithmetic is None:
+            return self.layout.views(vector)
+        views = self.layout.views(vector.to(self.arithmetic))
+        if self._full_precision:
+            whole = self.layout.views(vector)
+            views |= {name: whole[name] for name in self._full_precision}
+        return views
 
     def _to_loss_precision(self, output: Any) -> Any:
         """Convert an output, a tensor or a tuple of them, from ``arithmetic`` to ``dtype``."""
@@ -247,7 +258,7 @@ class Problem:
         loss = objective = batch_loss(self.task, output, batch)
         if teacher is not None:
             with torch.no_grad():
-                weights = self.layout.views(teacher.model.to(self.arithmetic or self.dtype))
+                weights = self._views(teacher.model.to(self.dtype))
                 copies = {name: buffer.clone() for name, buffer in buffers.items()}
                 teacher_output = self._functional_call.call({**tensors, **weights, **copies}, inputs)
                 teacher_output = self._to_loss_precision(teacher_output)
@@ -273,18 +284,14 @@ class Problem:
         A small model reuses its tensors on a CPU; otherwise they are views of ``vector``, which it must not change.
         """
         # On a GPU, several clients train at once and must not share tensors. Large tensors take longer to copy.
-        if vector.is_cuda or self.layout.size > 2**16 * len(self.layout.names):
-            return self._leaf_views(vector if self.arithmetic is None else vector.to(self.arithmetic))
+        if vector.is_cuda or self._full_precision or self.layout.size > 2**16 * len(self.layout.names):
+            return _leaves(self._views(vector))
         if self._cpu_weights_and_views is None:
             flat = torch.empty_like(vector, dtype=self.arithmetic or vector.dtype)
-            self._cpu_weights_and_views = flat, self._leaf_views(flat)
+            self._cpu_weights_and_views = flat, _leaves(self.layout.views(flat))
         flat, leaves = self._cpu_weights_and_views
         flat.copy_(vector)
         return leaves
-
-    def _leaf_views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of the parameters in ``vector``, by name, that autograd treats as leaves."""
-        return {name: view.detach().requires_grad_() for name, view in self.layout.views(vector).items()}
 
     def functional_pass(
         self,
@@ -418,3 +425,8 @@ class Problem:
             yield from (positions[first::batches] for first in range(batches))
         else:
             yield from torch.split(positions, at_once * self.evaluation_batch)
+
+
+def _leaves(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, detached, as leaves of an autograd graph."""
+    return {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}

@@ -139,13 +139,13 @@ def total_steps(config: Config, examples: int) -> int:
     return training.rounds * clients_per_round * local_steps
 
 
-def check_precision(precision: str, on_gpu: bool) -> None:
-    """Reject bf16 and warn about TF32 on a device that does not have them."""
+def check_precision(precision: str, on_gpu: bool, alternative: str = "engine.precision=float32") -> None:
+    """Reject bf16 and warn about TF32 on a device that does not have them; the error suggests the alternative."""
     device = torch.cuda.get_device_name() if on_gpu else "this CPU"
     if precision == "bf16" and not has_bf16("cuda" if on_gpu else "cpu"):
         raise UserError(
             f"{device} does not compute in bf16, which needs a recent GPU or an x86 CPU with AMX or AVX-512 BF16; "
-            "use engine.precision=float32"
+            f"use {alternative}"
         )
     if precision == "tf32" and not (on_gpu and gpu_has_tf32()):
         warnings.warn(f"engine.precision=tf32 has no effect on {device}; this run uses float32", stacklevel=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -267,6 +268,11 @@ def _check_model(problem: Problem, name: str) -> None:
     except torch.OutOfMemoryError:
         raise  # the model may fit the data
     except (RuntimeError, ValueError, IndexError) as error:
+        if problem.arithmetic is not None and isinstance(error, RuntimeError):
+            _check_model(replace(problem, arithmetic=None), name)  # raises if the precision is not the reason
+            raise UserError(
+                f"{name} cannot be used in bf16: {first_line(error)}; use engine.precision=float32"
+            ) from error
         dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(
             f"{name} cannot be used on {data.name}, which has {dtype} inputs of shape {data.input_shape}: "

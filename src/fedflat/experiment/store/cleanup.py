@@ -106,9 +106,9 @@ def remove_locked(run: Path, parts: Iterable[str]) -> Removable | None:
         folder.acquire_lock()
         existing = removable(run, parts, thorough=True)
         if existing is not None:
-            delete_parts(run, existing.parts)
-            if "models" in existing.parts:
+            if "models" in existing.parts:  # written first, so that an interruption does not look like a lost model
                 folder.write_status(**(folder.status() | {MODELS_REMOVED: True}))
+            delete_parts(run, existing.parts)
         return existing
     finally:
         folder.release_lock()
