@@ -39,6 +39,8 @@ PATIENCE = 5.0
 """Seconds that a child has to exit before it is killed."""
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 """How children start. With ``forkserver``, they are forks of a process that has imported fedflat and torch once."""
+_start_lock = threading.RLock()
+"""Held while a process starts, which changes this process's environment for a moment."""
 _starter: int | None = None  # the process that has started children or the fork server; a fork of it has another id
 
 
@@ -78,12 +80,13 @@ class ChildProcess:
             )
         context: Any = multiprocessing.get_context(START_METHOD)
         self.pipe, child_pipe = context.Pipe()
-        variables = {**os.environ, **(environment or {})}
-        arguments = (variables, process_masks(), list(loaded_plugins()), target, child_pipe, *args)
-        self.process = context.Process(target=_run, args=arguments, daemon=daemon)
-        start_fork_server(environment)
-        with _starts_process(environment):
-            self.process.start()
+        with _start_lock:
+            variables = {**os.environ, **(environment or {})}
+            arguments = (variables, process_masks(), list(loaded_plugins()), target, child_pipe, *args)
+            self.process = context.Process(target=_run, args=arguments, daemon=daemon)
+            start_fork_server(environment)
+            with _starts_process(environment):
+                self.process.start()
         child_pipe.close()
 
     @property
@@ -251,7 +254,8 @@ def _starts_process(environment: Mapping[str, str] | None) -> Iterator[None]:
     global _starter  # noqa: PLW0603
     _starter = os.getpid()
     # A fork server would otherwise import modules from the current folder, such as a user's statistics.py.
-    with _environment({"PYTHONSAFEPATH": "1", **(environment or {})}), _without_main(), interrupts_blocked():
+    variables = {"PYTHONSAFEPATH": "1", **(environment or {})}
+    with _start_lock, _environment(variables), _without_main(), interrupts_blocked():
         yield
 
 

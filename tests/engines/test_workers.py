@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import util
 from pathlib import Path
@@ -118,6 +119,20 @@ def test_two_runs_side_by_side_do_not_disturb_each_other() -> None:
     for (text, settings), state in zip(runs.items(), together[-1], strict=True):
         alone = fedflat.run(text, workers=1, **settings).record.models["server"].weights
         assert torch.equal(state.server.model.weights, alone)
+
+
+def test_runs_in_several_threads_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share the worker processes, which none of them has started yet."""
+    monkeypatch.setattr(cpu_engine, "_pool", None)
+
+    def trained(seed: int) -> Tensor:
+        return fedflat.run("scaffold", seed=seed, workers=WORKERS, **SETTINGS).record.models["server"].weights
+
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(trained, range(6)))
+    for seed, weights in enumerate(together):
+        assert torch.equal(weights, trained(seed))
+    process_pool(WORKERS).close()
 
 
 class Unpicklable(Exception):

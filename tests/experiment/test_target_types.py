@@ -83,6 +83,8 @@ def test_the_metrics_of_labels_are_those_of_scikit_learn() -> None:
     by_label = task.by_class(task.sums(logits, target))
     assert [metrics["mAP"] for metrics in by_label.values()] == pytest.approx(scores, abs=1e-3)
     assert [metrics["examples"] for metrics in by_label.values()] == occurring.sum(0).tolist()
+    for scale in (1e-3, 100):
+        assert totals(task, scale * logits, target)["mAP"] == pytest.approx(np.mean(scores), abs=3e-3)
 
 
 @pytest.mark.parametrize("base", [fedflat.Regression, fedflat.MultiLabel])

@@ -26,8 +26,7 @@ from fedflat.engines.round.contract import ClientRound, ModelState, Training
 from fedflat.engines.round.privacy import protect_rows
 from fedflat.errors import UserError
 from fedflat.experiment.config import Config
-from fedflat.experiment.setup.engine import training_of
-from fedflat.experiment.setup.engine import check_precision
+from fedflat.experiment.setup.engine import check_precision, training_of
 from fedflat.experiment.setup.problem import build_problem
 from fedflat.experiment.store.files import locked
 

@@ -5,6 +5,7 @@ Worker processes are started once and reused. They receive tasks over pipes; wei
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -132,8 +133,9 @@ class LoopEngine(CohortEngine):
         If the workers hold another engine's values, they receive this engine's values with the next ``_map``.
         """
         self._shared[name] = value
-        if self.workers > 1 and self._pool is not None and self._pool.owner is self._token:
-            self._pool.share(name, value)
+        with _pool_lock:
+            if self.workers > 1 and self._pool is not None and self._pool.owner is self._token:
+                self._pool.share(name, value)
 
     def _map(self, function: Any, tasks: list[tuple[Any, ...]]) -> list[Any]:
         """``function(shared, *task)`` for every task, in order, in this process or spread over the workers.
@@ -142,12 +144,13 @@ class LoopEngine(CohortEngine):
         """
         if self.workers == 1:
             return [function(self._shared, *task) for task in tasks]
-        pool = process_pool(self.workers)
-        if pool is not self._pool or pool.owner is not self._token:  # new workers, or another engine used them
-            self._pool, pool.owner = pool, self._token
-            for name, value in self._shared.items():
-                pool.share(name, value)
-        return pool.map(function, tasks)
+        with _pool_lock:
+            pool = process_pool(self.workers)
+            if pool is not self._pool or pool.owner is not self._token:  # new workers, or another engine used them
+                self._pool, pool.owner = pool, self._token
+                for name, value in self._shared.items():
+                    pool.share(name, value)
+            return pool.map(function, tasks)
 
 
 @explain_key_errors
@@ -268,6 +271,8 @@ class ProcessPool:
 
 
 _pool: ProcessPool | None = None
+_pool_lock = threading.RLock()
+"""Held while the workers have values or tasks of one engine, because several threads may train at the same time."""
 
 
 def process_pool(workers: int) -> ProcessPool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,8 +14,11 @@ from fedflat.engines.problem.task import added_means
 
 SUMS = frozenset({"loss", "correct", "positive", "negative"})
 """Names of the sums from which the metrics are computed."""
-BINS, LARGEST_LOGIT = 4096, 16.0
-"""Logits are rounded to this many steps between -16 and 16 to compute average precision from sums."""
+BINS, LINEAR_LOGIT, LARGEST_LOGIT = 8192, 0.01, 1000.0
+"""To compute average precision from sums, logits are rounded to this many steps between -1000 and 1000.
+
+The steps grow with the logit: they are 0.3 % of it, and at least 0.3 % of 0.01.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class MultiLabel:
         truth = target.bool()
         losses = F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none")
         # Map logits from [-LARGEST_LOGIT, LARGEST_LOGIT] to bins 0 to BINS - 1; those beyond go to the outermost bins.
-        scaled = (output.double() + LARGEST_LOGIT) * ((BINS - 1) / (2 * LARGEST_LOGIT))
+        largest = math.asinh(LARGEST_LOGIT / LINEAR_LOGIT)
+        scaled = (torch.asinh(output.double() / LINEAR_LOGIT) + largest) * ((BINS - 1) / (2 * largest))
         labels = output.shape[1]
         # NaN counts as the lowest logit; the loss is NaN, too, and reports it.
         bins = torch.nan_to_num(scaled, nan=0.0).round().clamp(0, BINS - 1).long()
