@@ -21,9 +21,10 @@ from fedflat.experiment.campaign.compare import existing_run
 from fedflat.experiment.config import Config, parse_config
 from fedflat.experiment.run import Run
 from fedflat.experiment.setup.engine import check_precision
-from fedflat.experiment.setup.problem import build_problem, decide_precision
+from fedflat.experiment.setup.problem import build_problem, decide_precision, load_data
 from fedflat.flatness.precision import has_bf16
 from fedflat.papers.library import papers
+from fedflat.testing import check_model
 
 
 def with_precision(precision: str, **engine: object) -> Config:
@@ -201,6 +202,19 @@ def test_a_network_that_lacks_bf16_is_named() -> None:
         build_problem(config, model=Shifted())
     with pytest.raises(UserError, match=r"custom cannot be used on digits, which has uint8 inputs of shape"):
         build_problem(config, model=nn.Linear(3, 10))
+
+
+def test_torchs_default_dtype_does_not_matter() -> None:
+    config = with_precision("float32")
+    expected = Run(config).server.model.weights
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(Run(config).server.model.weights, expected)
+        assert load_data(config.changed(data={"dataset": "digit_masks"})).train.inputs.dtype == torch.uint8
+        assert check_model(nn.Linear(6, 3, dtype=torch.float32), (6,), 3)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_experiments_of_papers_use_float32_everywhere() -> None:

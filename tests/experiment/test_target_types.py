@@ -87,6 +87,19 @@ def test_the_metrics_of_labels_are_those_of_scikit_learn() -> None:
         assert totals(task, scale * logits, target)["mAP"] == pytest.approx(np.mean(scores), abs=3e-3)
 
 
+@pytest.mark.parametrize("base", [fedflat.Classification, fedflat.Regression, fedflat.MultiLabel])
+def test_a_loss_that_a_subclass_overrides_is_the_reported_loss(base: Any) -> None:
+    class Steeper(base):
+        def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return 3 * super().loss(output, target)
+
+    output, labels = torch.from_numpy(INPUTS[:60, :3]), torch.from_numpy(LABELS[:60])
+    target = labels.long().argmax(1) if base is fedflat.Classification else labels
+    metrics, usual = totals(Steeper(), output, target), totals(base(), output, target)
+    assert metrics.pop("loss") == pytest.approx(3 * usual.pop("loss"), rel=1e-5)
+    assert metrics == usual
+
+
 @pytest.mark.parametrize("base", [fedflat.Regression, fedflat.MultiLabel])
 def test_scalars_that_a_task_adds_to_the_sums_become_metrics(base: Any) -> None:
     class Added(base):

@@ -83,7 +83,8 @@ def _checks(
         batch_size: batch size.
     """
     torch.default_generator.manual_seed(0)
-    inputs, targets = torch.randn(batch_size, *input_shape), _targets(TASK_TARGETS[task], batch_size, classes)
+    inputs = torch.randn(batch_size, *input_shape, dtype=torch.float32)
+    targets = _targets(TASK_TARGETS[task], batch_size, classes)
     model.eval()
     with torch.no_grad():
         output, again = model(inputs), model(inputs)
@@ -123,7 +124,7 @@ def _targets(target_type: str, batch_size: int, columns: int) -> Tensor:
     """
     if target_type == "classes":
         return torch.arange(batch_size) % columns
-    numbers = torch.randn(batch_size, columns)
+    numbers = torch.randn(batch_size, columns, dtype=torch.float32)
     return numbers if target_type == "numbers" else numbers > 0
 
 

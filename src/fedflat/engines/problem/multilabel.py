@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedflat.engines.problem.task import added_means
 
-SUMS = frozenset({"loss", "correct", "positive", "negative"})
+SUMS = frozenset({"loss", "own_loss", "correct", "positive", "negative"})
 """Names of the sums from which the metrics are computed."""
 BINS, LINEAR_LOGIT, LARGEST_LOGIT = 8192, 0.01, 1000.0
 """To compute average precision from sums, logits are rounded to this many steps between -1000 and 1000.
@@ -43,7 +43,7 @@ class MultiLabel:
         Returns:
             ``loss`` and ``correct`` [labels] are the summed loss and the number of correct predictions of each label.
             ``positive`` and ``negative`` [labels, bins] are histograms of the logits of examples with and without the
-            label.
+            label. If a subclass overrides ``loss``, ``own_loss`` is its mean times the batch size.
         """
         truth = target.bool()
         losses = F.binary_cross_entropy_with_logits(output, target.to(output.dtype), reduction="none")
@@ -57,12 +57,15 @@ class MultiLabel:
         label_bins = bins + BINS * torch.arange(labels, device=output.device)
         positive = torch.bincount(label_bins[truth], minlength=labels * BINS).view(labels, BINS)
         negative = torch.bincount(label_bins[~truth], minlength=labels * BINS).view(labels, BINS)
-        return {
+        sums = {
             "loss": losses.double().sum(0),
             "correct": ((output > 0) == truth).sum(0),
             "positive": positive,
             "negative": negative,
         }
+        if type(self).loss is not MultiLabel.loss:
+            sums["own_loss"] = self.loss(output, target).double() * len(target)
+        return sums
 
     def finish(self, totals: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Return mean loss, average precision (averaged over the labels that occur) and share of correct labels.
@@ -72,7 +75,7 @@ class MultiLabel:
         """
         precision, occurs = _average_precision(totals), totals["positive"].sum(1) > 0
         return {
-            "loss": float(totals["loss"].mean()) / count,
+            "loss": float(totals["own_loss"] if "own_loss" in totals else totals["loss"].mean()) / count,
             "mAP": float(precision[occurs].mean()) if bool(occurs.any()) else 0.0,
             "label_accuracy": float(totals["correct"].double().mean()) / count,
             **added_means(totals, SUMS, count),

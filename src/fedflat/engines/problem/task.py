@@ -82,9 +82,15 @@ class Classification:
         return F.cross_entropy(output, target)
 
     def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Return the sum of the cross-entropies of a batch, and the number of correct predictions."""
-        correct = (output.argmax(1) == target).sum()
-        return {"loss": F.cross_entropy(output, target, reduction="sum"), "accuracy": correct}
+        """Return the summed losses of a batch, and the number of correct predictions.
+
+        If a subclass overrides ``loss``, its mean over the batch is multiplied by the batch size.
+        """
+        if type(self).loss is Classification.loss:
+            loss = F.cross_entropy(output, target, reduction="sum")
+        else:
+            loss = self.loss(output, target) * len(target)
+        return {"loss": loss, "accuracy": (output.argmax(1) == target).sum()}
 
     def distillation(self, output: Tensor, teacher_output: Tensor, target: Tensor, temperature: float) -> Tensor:
         """Return the mean KL divergence of a batch from the teacher's predictions."""
@@ -117,10 +123,6 @@ class CustomLoss(Classification):
         if output.requires_grad and not loss.requires_grad:
             raise UserError("the loss has no gradient; do not use detach(), item() or torch.no_grad() in it")
         return loss
-
-    def sums(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The function's value times the batch size, and the number of correct predictions."""
-        return {**super().sums(output, target), "loss": self.loss(output, target) * len(target)}
 
 
 def lower_is_better(task: Task) -> bool:

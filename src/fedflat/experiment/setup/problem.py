@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,6 +41,18 @@ CUSTOM = "custom"
 """Prefix, in a config, of the name of a user-supplied dataset or model."""
 
 
+@contextmanager
+def _float32_by_default() -> Iterator[None]:
+    """Build models and data in float32 even if the user has changed torch's default dtype."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@_float32_by_default()
 def build_network(
     config: Config, input_shape: tuple[int, ...], outputs: int, model: nn.Module | None = None
 ) -> nn.Module:
@@ -151,6 +165,7 @@ def _check_exact_averages(config: Config) -> None:
             )
 
 
+@_float32_by_default()
 def load_data(config: Config, data: Dataset | None = None, download: bool = True) -> Dataset:
     """The dataset of a config, or the user-supplied one; for regression, integer targets become real numbers.
 
