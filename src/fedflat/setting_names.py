@@ -176,10 +176,16 @@ def unknown_setting(name: str, known: Iterable[str], group: str = "", keyword: b
     "training has no setting 'rate'; did you mean lr? (list all: fedflat settings)"
     >>> str(unknown_setting("roundss", ["init_rounds", "seed"])).partition("? ")[0]
     "unknown setting 'roundss'; did you mean rounds or init_rounds"
+    >>> str(unknown_setting("precision", ["data.partition", "engine.precision"]))
+    "unknown setting 'precision'; did you mean engine.precision? (list all: fedflat settings)"
     """
     # A short name is also unknown within a group that calls the setting differently, e.g. eval_every in evaluation.
     suggestion = suggest_setting(name) or (name if name in SHORT_NAMES else None)
     if suggestion is None:
+        known = list(known)
+        without_group = [each for each in known if each.endswith(f".{name}")]
+        if without_group:
+            return one_of("setting", name, without_group, "fedflat settings", group)
         return one_of("setting", name, known if group else {*known, *SHORT_NAMES}, "fedflat settings", group)
     if keyword:
         suggestion = suggestion.replace(".", "__")

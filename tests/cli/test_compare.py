@@ -300,6 +300,10 @@ def test_an_interrupted_comparison_counts_runs_that_finished_out_of_order(
     assert "3 of 4 runs finished" in result.stderr + str(result.exception)
     shown = fedflat("show", tmp_path / "c", "--json")
     assert json.loads(shown.stdout)["verdict"].startswith("1 of 4 runs have not finished")
+    assert "; repeat fedflat compare." in json.loads(shown.stdout)["verdict"]
+    (tmp_path / "c" / "fedsam").rename(tmp_path / "c" / "renamed")
+    shown = fedflat("show", tmp_path / "c", "--json")
+    assert json.loads(shown.stdout)["verdict"].startswith("1 of 4 runs have not finished")
 
 
 def test_differing_settings_are_shown(capsys):

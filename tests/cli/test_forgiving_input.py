@@ -108,6 +108,18 @@ def test_downloads_and_corruptions_by_natural_names(fedflat, monkeypatch):
         load_corruptions("CIFAR-10", data_dir=".", download=False)
 
 
+def test_a_tilde_is_the_home_directory(fedflat, monkeypatch, tmp_path):
+    """Even where the shell does not replace it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    few = ("--rounds", "1", "--local-steps", "1", "--workers", "1", "--quiet")
+    assert fedflat("run", "fedavg", *few, "--out=~/first").exit_code == 0
+    assert fedflat("show", "~/first").exit_code == 0
+    library.run("fedavg", out="~/second", rounds=1, local_steps=1, workers=1)
+    assert {path.name for path in (tmp_path / "home").iterdir()} >= {"first", "second"}
+    assert not Path("~").exists()
+
+
 def test_a_mistaken_path_is_corrected(fedflat):
     np.savez("wine.npz", X=np.zeros((4, 2)), y=np.arange(4))
     (Path("pets") / "cat").mkdir(parents=True)

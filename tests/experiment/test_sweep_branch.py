@@ -149,14 +149,15 @@ def test_branches_continue_after_the_origin_was_moved(origin: Path, other: Path,
         branch_point(f"{other}@2").check(tmp_path / "out")
 
 
-def test_a_diverged_model_equals_itself(other: Path, tmp_path: Path) -> None:
+def test_a_diverged_model_has_no_branches(other: Path, tmp_path: Path) -> None:
     folder = RunFolder(Path(shutil.copytree(other, tmp_path / "run")))
     tensors, about = folder.read_tensors("models/round-000002.safetensors")
     folder.write_tensors(
         "models/round-000002.safetensors", {name: tensor * torch.nan for name, tensor in tensors.items()}, about
     )
-    for _ in range(2):
+    with pytest.raises(UserError, match="run after round 2 contains infinite or NaN values"):
         branch_point(f"{folder.path}@2").write(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

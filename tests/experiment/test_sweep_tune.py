@@ -393,6 +393,7 @@ def test_seeds_are_averaged_and_poor_trials_are_pruned(tmp_path: Path) -> None:
         ({"tune": {"space": {**SPACE, "batch_size": {"low": 5, "high": 9, "whole": True, "step": 0.5}}}}, "integers"),
         ({"tune": {"space": {**SPACE, "batch_size": {"low": 5.5, "high": 9, "whole": True}}}}, "must be integers"),
         ({"tune": {"space": {**SPACE, "lr": []}}}, "training.lr is []"),
+        ({"tune": {"space": {**SPACE, "lr": [1], "training.lr": [2]}}}, "training.lr is given twice in tune.space"),
         ({"tune": {"space": {**SPACE, "seed": [0, 1]}}}, "search over seed"),
         (
             {"tune": {"space": {**SPACE, "clients_per_round": {"low": 2, "high": 9, "whole": True}}}},

@@ -198,7 +198,17 @@ def test_rounds_of_a_finished_run_fit_its_config(workspace: Path, tmp_path: Path
     run_folder = shutil.copytree(workspace / "run", tmp_path / "run")
     text = (run_folder / "config.yaml").read_text()
     (run_folder / "config.yaml").write_text(text.replace("rounds: 2", "rounds: 3"))
-    with pytest.raises(UserError, match=r"finished after 2 rounds, but .* config.yaml has 3 rounds"):
+    with pytest.raises(UserError, match=r"config.yaml was changed: it has 3 rounds, .* finished after 2; .*branch"):
+        load_record(run_folder)
+
+
+def test_a_lost_status_is_written_again_from_the_checkpoint(workspace: Path, tmp_path: Path) -> None:
+    run_folder = shutil.copytree(workspace / "run", tmp_path / "run")
+    (run_folder / "status.json").unlink()
+    with pytest.raises(UserError, match=r"status.json is missing or damaged; write it again \(fedflat resume "):
+        load_record(run_folder)
+    shutil.rmtree(run_folder / "checkpoint")
+    with pytest.raises(UserError, match=r"status.json is missing or damaged; restore it, or start again"):
         load_record(run_folder)
 
 

@@ -77,6 +77,13 @@ def test_only_metadata_of_exported_models_is_overwritten(run: Path, tmp_path: Pa
     assert other.read_text() == '{"model": "mine"}' and not (tmp_path / "model.pt").exists()
 
 
+def test_diverged_models_are_not_exported(tmp_path: Path) -> None:
+    result = fedflat.run("fedavg", rounds=2, lr=1e30, local_steps=2, workers=1)
+    with pytest.raises(UserError, match="contains infinite or NaN values"):
+        result.export(tmp_path / "model.pt")
+    assert not (tmp_path / "model.pt").exists()
+
+
 def test_other_files_are_not_overwritten(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "sw.yaml"
     file.write_text("base: {}")

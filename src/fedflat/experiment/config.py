@@ -396,7 +396,7 @@ def _user_error(error: ValidationError) -> UserError:
         if isinstance(first["input"], dict) and first["input"]:  # an unknown group; name its first setting in full
             name = next(flat({name: first["input"]}))[0]
             return unknown_setting(name, setting_names(group), ".".join(groups))
-        return unknown_setting(name, group.model_fields, ".".join(groups))
+        return unknown_setting(name, {*group.model_fields, *setting_names(group)}, ".".join(groups))
     if first["type"] in ("model_type", "model_attributes_type"):  # one value was given for a group of settings
         suggestion = suggest_setting(full_name)
         hint = f"did you mean {SHORT_NAMES.get(suggestion, suggestion)}?" if suggestion else "set those instead"

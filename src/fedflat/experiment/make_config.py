@@ -23,6 +23,7 @@ from fedflat.experiment.store.files import read_yaml
 from fedflat.experiment.store.run_folder import RunFolder
 from fedflat.registry import loaded_plugins
 from fedflat.setting_names import SHORT_NAMES, flat, full_name, parse_flatness, unknown_setting
+from fedflat.text import expand_home
 from fedflat.yaml_text import load_yaml
 
 
@@ -75,7 +76,7 @@ def as_path(argument: str, value: Any, example: str = "runs/first") -> Path:
     """
     if not isinstance(value, str | os.PathLike) or value == "":
         raise UserError(f"{argument} is {value!r}; expected a path, such as {example!r}")
-    return Path(value)
+    return expand_home(Path(value))
 
 
 def check_jobs(jobs: Any) -> None:

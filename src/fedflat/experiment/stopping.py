@@ -100,7 +100,7 @@ def describe_divergence(weights: Tensor, loss: float, algorithm: Algorithm, conf
         return f"{symptom}; likely cause: {advice}"
     lr = config.training.lr
     clip = "" if config.training.clip is not None else ", or clip (training.clip=10)"
-    too_high = f"the learning rate {lr:g} is too high for this problem: try {lr / 3:.2g}{clip}"
+    too_high = f"the learning rate {lr:g} is too high for this problem: try {min(lr / 3, 1):.2g}{clip}"
     hints = [slot.divergence_hint() for _, slot in algorithm.slots()]
     return f"{symptom}; likely cause: {next(filter(None, hints), too_high)}"
 

@@ -22,7 +22,7 @@ from fedflat.experiment.analysis.run_model import RunModel, open_model, with_sta
 from fedflat.experiment.config import Config
 from fedflat.experiment.make_config import as_path
 from fedflat.experiment.setup.problem import build_network, is_user_supplied, load_data
-from fedflat.experiment.setup.weights import load_tensors
+from fedflat.experiment.setup.weights import load_tensors, require_finite
 from fedflat.experiment.store.provenance import input_metadata, recorded_metadata
 from fedflat.experiment.store.run_folder import Record, load_record, model_file
 from fedflat.reporting.comparison import Comparison
@@ -210,7 +210,9 @@ class Result:
             module = self.model(model, rounds=rounds, dataset=dataset, network=network)
             write_onnx(path, module, self._dataset(dataset), metadata)
         else:
-            write_state(path, self._tensors(model, rounds, dataset, network), kind, metadata)
+            tensors = self._tensors(model, rounds, dataset, network)
+            require_finite(tensors, f"the model {model} of this run")
+            write_state(path, tensors, kind, metadata)
         return path
 
     def _tensors(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from typer.core import TyperArgument, TyperGroup
 
 from fedflat.errors import one_of
+from fedflat.text import expand_home
 
 try:  # recent versions of Typer contain a copy of Click
     from typer._click import exceptions, globals  # type: ignore[import-not-found]
@@ -32,8 +34,21 @@ def keep_argument_help() -> None:
     TyperArgument.__init__ = initialise  # type: ignore[method-assign]
 
 
+_HOME = re.compile(r"^((?:--[a-z-]+=)?)(~(?:/.*)?)$")
+"""A path in the home directory, alone or as the value of an option."""
+
+
+def _with_home(match: re.Match[str]) -> str:
+    return f"{match[1]}{expand_home(match[2])}"
+
+
 class CommandGroup(TyperGroup):
     """A command group that suggests the nearest command once, where Typer and Click would each suggest it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Replace ``~`` by the home directory where a shell does not, as in ``--out=~/runs``."""
+        parsed: list[str] = super().parse_args(ctx, [_HOME.sub(_with_home, word) for word in args])
+        return parsed
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and the remaining arguments; an unknown command raises a ``UsageError``."""

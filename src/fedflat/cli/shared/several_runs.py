@@ -191,6 +191,8 @@ def _obstacle(comparison: Comparison, rows: list[dict[str, Any]], ranked: list[d
     unfinished = missing + sum(status not in ENDED_STATUSES for status in statuses)
     if unfinished:
         resume = "continue them with fedflat resume, or repeat fedflat compare"
+        if unfinished == missing:
+            resume = "repeat fedflat compare"
         advice = "wait for them" if "running" in statuses else resume
         runs = f"{unfinished} of {missing + len(statuses)} runs have not finished"
         return f"{runs}, so no algorithm is called best; {advice}."

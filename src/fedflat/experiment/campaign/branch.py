@@ -24,6 +24,7 @@ from fedflat.errors import UserError
 from fedflat.experiment.analysis.reopen import Reference, parse_reference, reopen, require_model, saved_tensors
 from fedflat.experiment.analysis.replay import moment_at_checkpoint
 from fedflat.experiment.setup.problem import is_user_supplied
+from fedflat.experiment.setup.weights import require_finite
 from fedflat.experiment.store.checkpoint import checkpoint_rounds
 from fedflat.experiment.store.files import create_folder
 from fedflat.experiment.store.run_folder import Record, RunFolder, load_record, model_file, saved_rounds, snapshot_file
@@ -53,6 +54,8 @@ class BranchPoint:
         if (out / START_FILE).exists():
             self.check(out)
             return
+        tensors = self._tensors()
+        require_finite(tensors, f"the model of {self.run} after round {self.rounds}")
         create_folder(out)
         metadata = {
             "model": self.record.config.model,
@@ -60,14 +63,13 @@ class BranchPoint:
             "rounds": self.rounds,
             "run": str(self.run.absolute()),
         }
-        write_tensors(out / START_FILE, self._tensors(), metadata)
+        write_tensors(out / START_FILE, tensors, metadata)
 
     def check(self, out: Path) -> None:
         """Raise a ``UserError`` if the branches in ``out`` started from another model."""
         if not (out / START_FILE).exists():
             return
         tensors, metadata = RunFolder(out).read_tensors(START_FILE)
-        # Compare bytes: the NaN weights of a diverged run are not equal to themselves.
         if metadata["rounds"] == self.rounds and save(tensors) == save(self._tensors()):
             return
         raise UserError(

@@ -34,6 +34,7 @@ from fedflat.experiment.campaign.sweep_file import (
     all_placeholders,
     check_names,
     extreme_values,
+    flat_base,
     with_full_names,
 )
 from fedflat.experiment.campaign.tune import Search, Trial, check_scoring, open_study, run_search_in_parallel
@@ -124,8 +125,8 @@ def plan_discovery(file: SpaceFile, out: Path) -> Discovery:
     Raises:
         UserError: the space contradicts itself, or no combination is valid.
     """
-    base = dict(flat(file.base))
-    parameters = with_full_names(file.parameters)
+    base = flat_base(file.base)
+    parameters = with_full_names(file.parameters, "parameters")
     check_file(file)
     rounds = make_run_config({**base, "algorithm": "fedavg"}, extreme_values(parameters)[0]).training.rounds
     halving = file.halving or Halving(min_rounds=max(1, rounds // 9))

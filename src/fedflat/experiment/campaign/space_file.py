@@ -21,12 +21,13 @@ from fedflat.experiment.campaign.sweep_file import (
     check_names,
     check_space,
     extreme_values,
+    flat_base,
     validate_file,
     with_full_names,
 )
 from fedflat.experiment.settings_group import SettingsGroup
 from fedflat.experiment.store.files import read_yaml
-from fedflat.setting_names import flat, full_name
+from fedflat.setting_names import full_name
 from fedflat.text import make, parse_one
 
 NONE = "none"
@@ -75,7 +76,7 @@ def read_space(source: str | Path | Mapping[str, Any]) -> SpaceFile:
 
 def check_file(file: SpaceFile) -> None:
     """Raise a ``UserError`` if a space contradicts itself or has an unknown name; nothing is combined yet."""
-    base = dict(flat(file.base))
+    base = flat_base(file.base)
     _check_seeds(file)
     _check_slots(file.slots)
     choices = [choice for listed in file.slots.values() for choice in listed]
@@ -86,7 +87,7 @@ def check_file(file: SpaceFile) -> None:
         raise UserError(f"{{{name}}} has no values; add it to parameters, for example {name}: {{low: 0.01, high: 1}}")
     if "algorithm" in file.parameters:
         raise UserError("algorithm cannot be a parameter; list parts in slots, and algorithms in baselines")
-    parameters = with_full_names(file.parameters)
+    parameters = with_full_names(file.parameters, "parameters")
     check_space(parameters, "parameters")
     text = fill(str(base.get("algorithm", "fedavg")), {**base, **extreme_values(parameters)[0]})
     for slot in file.slots:

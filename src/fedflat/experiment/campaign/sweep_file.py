@@ -226,7 +226,7 @@ def combinations(file: SweepFile) -> list[Values]:
     Each entry of the file's ``list`` is combined with every combination of ``grid``. Placeholders are not filled in.
     """
     _check_variation(file)
-    base = dict(flat(file.base))
+    base = flat_base(file.base)
     _check_names_of_file(file, base)
     count = math.prod(map(len, file.grid.values())) * max(1, len(file.entries))
     if count > MAX_RUNS:
@@ -234,11 +234,11 @@ def combinations(file: SweepFile) -> list[Values]:
             f"this sweep has {count} combinations; expected at most {MAX_RUNS}: at one minute each they would take "
             f"{count / 1440:,.0f} days; shorten the lists of the grid, or search with fedflat tune"
         )
-    grid_names = [full_name(name) for name in file.grid]
+    grid = with_full_names(file.grid, "grid")
     distinct: list[Values] = []
     for entry in file.entries or [{}]:
-        for grid_values in itertools.product(*file.grid.values()):
-            combination = with_full_names(entry) | dict(zip(grid_names, grid_values, strict=True))
+        for grid_values in itertools.product(*grid.values()):
+            combination = with_full_names(entry, "list") | dict(zip(grid, grid_values, strict=True))
             combination = _without_unused(combination, base)
             if combination not in distinct:
                 distinct.append(combination)
@@ -260,9 +260,23 @@ def _check_names_of_file(file: SweepFile, base: Values) -> None:
     check_names(sections, all_placeholders(texts))
 
 
-def with_full_names(values: Mapping[str, T]) -> dict[str, T]:
-    """The same values by the full names of settings."""
-    return {full_name(name): value for name, value in values.items()}
+def with_full_names(values: Mapping[str, T], section: str) -> dict[str, T]:
+    """The same values by the full names of settings; ``section`` of the file must not give a setting twice."""
+    return _each_once(((full_name(name), value) for name, value in values.items()), section)
+
+
+def flat_base(base: Values) -> Values:
+    """The settings of the section ``base`` by full name; none may be given twice."""
+    return _each_once(flat(base), "base")
+
+
+def _each_once(values: Iterable[tuple[str, T]], section: str) -> dict[str, T]:
+    by_name: dict[str, T] = {}
+    for name, value in values:
+        if name in by_name:
+            raise UserError(f"{name} is given twice in {section}, under different names; give it once")
+        by_name[name] = value
+    return by_name
 
 
 def _check_variation(file: SweepFile) -> None:
@@ -293,7 +307,8 @@ def _without_unused(combination: Values, base: Values) -> Values:
 def _without_excluded(combinations: list[Values], base: Values, exclude: list[Values]) -> list[Values]:
     """The combinations that no rule of ``exclude`` matches; a rule that matches none raises a ``UserError``."""
     for rule in exclude:
-        remaining = [values for values in combinations if not _matches({**base, **values}, with_full_names(rule))]
+        excluded = with_full_names(rule, "exclude")
+        remaining = [values for values in combinations if not _matches({**base, **values}, excluded)]
         if len(remaining) == len(combinations):
             text = ", ".join(f"{name}={value}" for name, value in rule.items())
             raise UserError(f"exclude: no combination has {text or 'an empty rule'}; correct or remove it")

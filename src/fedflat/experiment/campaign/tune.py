@@ -52,6 +52,7 @@ from fedflat.experiment.campaign.sweep_file import (
     check_names,
     check_space,
     extreme_values,
+    flat_base,
     placeholders,
     with_full_names,
 )
@@ -182,8 +183,8 @@ def plan_search(file: SweepFile, out: Path, where: object = "the file") -> Searc
     if not file.keep.models:
         raise UserError("a search evaluates the model of its best trial; leave out models=false in keep")
     tune = file.tune
-    space = with_full_names(tune.space)
-    base = dict(flat(file.base))
+    space = with_full_names(tune.space, "tune.space")
+    base = flat_base(file.base)
     # Check that settings exist, and that every placeholder {name} in a value refers to one of them.
     listed = [value for values in space.values() if isinstance(values, list) for value in values]
     names = {**dict.fromkeys(base, "base"), **dict.fromkeys(tune.space, "tune.space")}

@@ -137,12 +137,17 @@ def load_tensors(
             f"{source} contains weights of another architecture{origin}: {mismatch}; "
             f"expected those of {name} for this dataset{hint}"
         )
+    require_finite(tensors, source)
+    network.load_state_dict(dict(tensors), strict=False)
+
+
+def require_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise a ``UserError`` if a model's tensors are not finite; ``source`` says where they come from."""
     for key, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise UserError(
                 f"{source} contains infinite or NaN values in {key}; use weights of a model that did not diverge"
             )
-    network.load_state_dict(dict(tensors), strict=False)
 
 
 def first_mismatch(network: nn.Module, tensors: Mapping[str, Tensor], left_out: Collection[str] = ()) -> str:

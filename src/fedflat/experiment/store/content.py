@@ -132,6 +132,11 @@ def check_rounds(
     # The status of a paused run stays as it was while the run is continued.
     if status["status"] in ENDED_STATUSES and "rounds" in status:
         rounds = status["rounds"]
+        if status["status"] == "finished" and rounds < limit and rounds == last:
+            raise DamagedFile(
+                f"{path / 'config.yaml'} was changed: it has {limit} rounds, but the run finished after {rounds}; "
+                f"restore training.rounds={rounds}; to train longer, use fedflat branch {path} ALGORITHM --rounds N"
+            )
         if not (limit if status["status"] == "finished" else last) <= rounds <= limit:
             raise DamagedFile(
                 f"{path / 'status.json'} does not fit the other files: {status['status']} after {rounds} rounds, but "

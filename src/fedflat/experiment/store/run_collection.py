@@ -69,8 +69,13 @@ def run_glob(folder: Path) -> str:
 
 
 def count_missing_runs(folder: Path) -> int:
-    """Return how many runs of the comparison in ``folder`` have not begun; 0 if there is no comparison."""
-    return sum(not (folder / name / "config.yaml").is_file() for name in _listed_runs(folder / COMPARISON))
+    """Return how many runs of the comparison in ``folder`` have not begun; 0 if there is no comparison.
+
+    Runs that the comparison does not list count as missing ones whose folders were renamed.
+    """
+    listed, existing = _listed_runs(folder / COMPARISON), runs_below(folder)
+    names = {run.relative_to(folder).as_posix() for run in existing}
+    return max(0, len(set(listed) - names) - len(names - set(listed)))
 
 
 def _write_order(folder: Path, names: Sequence[str]) -> None:

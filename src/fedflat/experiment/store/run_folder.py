@@ -153,7 +153,7 @@ class RunFolder:
     def config(self) -> Config:
         """The run's config; its algorithm need not be registered in this process."""
         if not self.exists:
-            hint = "list runs: fedflat show"
+            hint = "list runs: fedflat show FOLDER, for example fedflat show runs"
             # Two levels only: the user may have named a folder such as / by mistake.
             if configs := sorted(self.path.glob("*/config.yaml")) or sorted(self.path.glob("*/*/config.yaml")):
                 hint = f"choose one of its {len(configs)} runs, e.g. {configs[0].parent}, or show all: "
@@ -226,7 +226,10 @@ class RunFolder:
         except (OSError, ValueError):
             value = None
         if not isinstance(value, dict):
-            raise DamagedFile(f"{path} is missing or damaged; restore it, {self.remedy}")
+            again = ""
+            if name == "status.json" and any(self.path.glob("checkpoint/*.safetensors")):
+                again = f"write it again ({self.resume_command}), "
+            raise DamagedFile(f"{path} is missing or damaged; {again}restore it, {self.remedy}")
         return value
 
     def write_status(self, status: str, **details: Any) -> None:
