@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedflat.data import Dataset, from_clients
 from fedflat.data.arrays import Pair
 from fedflat.engines.problem.task import CustomLoss, Task
-from fedflat.errors import UserError, error_of_runs, one_of
+from fedflat.errors import UserError, error_of_runs, one_of, require_instance
 from fedflat.experiment.callback import Callback
 from fedflat.experiment.campaign import compare as comparing
 from fedflat.experiment.config import Config
@@ -186,6 +186,7 @@ def rounds(
                 f"loss is {loss!r}; expected a function of outputs and targets, "
                 "such as torch.nn.functional.cross_entropy"
             )
+        require_instance(loss, "loss")
         task = CustomLoss(function=loss)
     return Rounds(_prepare_run(algorithm, base, out, dataset, model, task, callbacks, settings))
 

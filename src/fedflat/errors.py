@@ -23,6 +23,18 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+def require_instance(value: object, name: str) -> None:
+    """Raise a ``UserError`` if a value is a class where an instance is expected; ``name`` says what it is.
+
+    >>> require_instance(dict, "loss")
+    Traceback (most recent call last):
+    fedflat.errors.UserError: loss is the class dict itself; expected an instance, such as dict()
+    """
+    if isinstance(value, type):
+        class_name = value.__name__
+        raise UserError(f"{name} is the class {class_name} itself; expected an instance, such as {class_name}()")
+
+
 def one_of(what: str, name: object, known: Iterable[str], see: str = "", owner: str = "", place: str = "") -> UserError:
     """The error for an unknown name, with the nearest valid names.
 

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedflat.gradients import gradients_enabled
+
 P = ParamSpec("P")
 Rounds = Generator[int, None, None]
 """A generator that runs an experiment and yields the number of each finished round."""
@@ -75,10 +77,11 @@ class RngStream:
                     torch.set_rng_state(outer)
 
 
-def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
+def isolated_from_caller(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
     """Decorate a generator function so that its draws do not affect torch's CPU generator as the caller sees it.
 
-    The GPU's generator is left alone, because captured graphs draw from it.
+    The GPU's generator is left alone, because captured graphs draw from it. Torch's grad mode is isolated, too: it is
+    on while the generator runs, and the caller's between rounds.
     """
 
     @functools.wraps(rounds)
@@ -87,13 +90,13 @@ def isolated_rng(rounds: Callable[P, Rounds]) -> Callable[P, Rounds]:
         stream, running = RngStream(), rounds(*args, **kwargs)
         try:
             while True:
-                with stream.active():
+                with stream.active(), gradients_enabled():
                     finished_round = next(running, None)
                 if finished_round is None:
                     return
                 yield finished_round
         finally:  # the caller may stop early
-            with stream.active():
+            with stream.active(), torch.enable_grad():
                 running.close()
 
     return isolated

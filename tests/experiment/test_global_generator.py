@@ -1,4 +1,4 @@
-"""Draws from torch's global generator and random numbers of fedflat do not affect each other."""
+"""Runs neither depend on nor change torch's global state: its random generator and its grad mode."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def module() -> nn.Module:
 
 def run(**more: Any) -> fedflat.Result:
     return fedflat.run(
-        dataset=from_clients(clients()), model=module(), **(SETTINGS | {"algorithm": "fedavg", "workers": 1} | more)
+        dataset=from_clients(clients()),
+        **(SETTINGS | {"algorithm": "fedavg", "model": module(), "workers": 1} | more),
     )
 
 
@@ -122,6 +123,31 @@ def test_runs_in_threads_do_not_affect_each_other() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(other == history(0) for other in threads.map(history, range(12)))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"engine": "lanes"}, {"workers": 2}, {"model": "mlp(hidden=4)", "engine__compile": "on"}]
+)
+def test_a_run_works_inside_no_grad(more: dict[str, Any], tmp_path: Path) -> None:
+    flatness = {"flatness__every": 1, "flatness__what": "sharpness"}
+    expected = run(**more, **flatness, out=tmp_path / "outside")
+    with torch.no_grad():
+        inside = run(**more, **flatness, out=tmp_path / "inside")
+        assert not torch.is_grad_enabled() and inside.history == expected.history
+        assert inside.evaluate(on=("fine-tuned",)) == expected.evaluate(on=("fine-tuned",))
+        for _ in fedflat.rounds(model=module(), clients_data=clients(), workers=1, rounds=1, batch_size=5):
+            assert not torch.is_grad_enabled()
+        with pytest.raises(fedflat.UserError, match="reduction='mean'"):
+            fedflat.rounds(model=module(), clients_data=clients(), loss=nn.CrossEntropyLoss(reduction="sum"))
+        assert not torch.is_grad_enabled()
+
+
+def test_a_run_inside_inference_mode_is_rejected() -> None:
+    loop = fedflat.rounds(model=module(), clients_data=clients(), workers=1, rounds=1, batch_size=5)
+    with torch.inference_mode():
+        for call in (run, lambda: next(loop)):
+            with pytest.raises(fedflat.UserError, match=r"inference_mode\(\) rules out gradients"):
+                call()
 
 
 def test_streams_that_overlap_restore_the_callers_state() -> None:

@@ -131,6 +131,7 @@ def test_progress_is_reported() -> None:
     [
         (("a model",), {}, "str.*torch module"),
         ((nn.Linear(1, 1),), {}, "loss and data"),
+        ((nn.Linear(1, 1), nn.MSELoss, (torch.ones(2, 1), torch.ones(2, 1))), {}, r"such as MSELoss\(\)"),
         (
             (nn.Linear(1, 1), F.mse_loss, (torch.ones(2, 1), torch.ones(2, 1)), 3),
             {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from fedflat import models
 from fedflat.engines.problem.task import Classification
 from fedflat.errors import UserError
-from fedflat.flatness import Objective, landscape_of
+from fedflat.flatness import Objective, Operator, landscape_of, spectrum_of
+from fedflat.flatness.curvature.operator import MATRICES
 from fedflat.models.layout import Layout
 
 from .networks import NETWORKS, Quadratic, case, symmetric, true_hessian
@@ -80,6 +82,8 @@ def test_derivatives_work_inside_no_grad() -> None:
     objective = case("mlp").objective()
     with torch.no_grad():
         assert objective.hessian_product(None, objective.weights).norm() > 0
+    with torch.inference_mode(), pytest.raises(UserError, match=r"inference_mode\(\)"):
+        objective.check()
 
 
 def test_given_buffers_replace_those_of_the_module() -> None:
@@ -229,6 +233,17 @@ def test_a_loss_that_is_not_one_number_is_refused() -> None:
         Objective(network, lambda output, target: 1.0, data).check()  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.parametrize("network", [nn.Linear(4, 3), nn.LSTM(4, 3), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3))])
+def test_inputs_of_another_precision_are_rejected(network: nn.Module) -> None:
+    def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output[0] if isinstance(output, tuple) else output, target)
+
+    data = (torch.randn(6, 4).double(), torch.arange(6) % 3)
+    with pytest.raises(UserError, match=r"inputs are float64 but the model is float32.*\.float\(\)"):
+        Objective(network, loss, data).check()
+    assert Objective(network, loss, data, prepare=torch.Tensor.float).loss() > 0
+
+
 def test_other_invalid_arguments_are_rejected() -> None:
     objective = case("mlp").objective()
     with pytest.raises(UserError, match="25 examples; expected 1 to 24"):
@@ -313,6 +328,40 @@ def test_sums_and_class_weights_are_rejected(reduced: str) -> None:
         landscape_of(Objective(one.network, weighted, data, batch_size=7), points=3)
     Objective(one.network, weighted, data, batch_size=24).check()  # a single batch has one meaning
     Objective(one.network, F.cross_entropy, data, batch_size=7).check()
+
+
+def test_class_weights_below_one_weight_the_batches() -> None:
+    one, weights = case("mlp"), torch.tensor([0.1, 0.3, 0.7]).double()
+    order = one.targets.argsort()  # most batches have a single class
+    data, loss = (one.inputs[order], one.targets[order]), nn.CrossEntropyLoss(weight=weights)
+
+    def weight(targets: torch.Tensor) -> torch.Tensor:
+        return weights[targets].sum()
+
+    whole = Objective(one.network, loss, data, batch_size=24, weight=weight)
+    split = Objective(one.network, loss, data, batch_size=5, weight=weight)
+    split.check()
+    torch.testing.assert_close(split.loss(), loss(one.network(one.inputs), one.targets).detach())
+    torch.testing.assert_close(split.gradient(), whole.gradient())
+    rows, gradients = torch.eye(split.size).double(), torch.zeros(24, split.size).double()
+    for row in range(24):
+        gradients[row] = split.with_data([(data[0][[row]], data[1][[row]])]).gradient()
+    fisher = gradients.T @ (gradients * (weights[data[1]] / weights[data[1]].sum())[:, None])
+    for matrix in MATRICES:
+        products = [Operator.of_objective(objective, matrix)(rows) for objective in (split, whole)]
+        torch.testing.assert_close(*products)
+    torch.testing.assert_close(products[0], fisher)  # the last matrix is the empirical Fisher matrix
+    assert split.examples == 24 and spectrum_of(split, count=1).examples == 24
+    with pytest.raises(UserError, match="class weights W"):
+        Objective(one.network, loss, data, batch_size=5).check()
+    with pytest.raises(UserError, match="add up to 0; expected a positive sum"):
+        Objective(one.network, loss, data, weight=lambda targets: torch.zeros(())).loss()
+
+
+def test_batches_of_different_shapes_are_checked() -> None:
+    network = nn.Sequential(nn.AdaptiveAvgPool1d(3), nn.Linear(3, 2))
+    batches = [(torch.randn(4, length), torch.arange(4) % 2) for length in (5, 6)]
+    Objective(network, F.cross_entropy, batches).check()
 
 
 @pytest.mark.parametrize("dim", [0, 1, None])

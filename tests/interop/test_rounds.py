@@ -86,6 +86,46 @@ def test_a_custom_loss_is_trained_and_evaluated() -> None:
     )
 
 
+def test_mean_losses_pass_the_check_for_sums() -> None:
+    class Heads(nn.Linear):
+        """One output in evaluation, two in training, with BatchNorm and dropout."""
+
+        def __init__(self) -> None:
+            super().__init__(5, 3)
+            self.norm = nn.BatchNorm1d(5)
+
+        def forward(self, input: torch.Tensor) -> Any:
+            output = super().forward(nn.functional.dropout(self.norm(input), training=self.training))
+            return (output, -output) if self.training else output
+
+    class AllHeads(fedflat.Classification):
+        def loss(self, output: Any, target: torch.Tensor) -> torch.Tensor:
+            assert isinstance(output, tuple)
+            return sum(super(AllHeads, self).loss(head, target) for head in output)
+
+    def contrastive(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (0 * output.sum(1)).logsumexp(0)  # log(batch size)
+
+    def hardest(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target, reduction="none").topk(8).values.mean()
+
+    weighted, heads = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 5.0])), Heads()
+    before = torch.get_rng_state()
+    for loss in (weighted, contrastive, hardest):
+        fedflat.rounds("fedavg", module(), clients(), rounds=1, workers=1, loss=loss)
+    data = from_clients(clients())
+    settings: dict[str, Any] = {"dataset": data, "rounds": 1, "local_steps": 2, "workers": 1, "clients_per_round": 4}
+    list(fedflat.rounds("fedavg", heads, task=AllHeads(), **settings))
+    assert torch.equal(torch.get_rng_state(), before)
+
+    class Summed(fedflat.Classification):
+        def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(output, target, reduction="sum")
+
+    with pytest.raises(UserError, match="sum over the batch"):
+        fedflat.rounds("fedavg", module(), task=Summed(), **settings)
+
+
 def test_an_error_of_a_custom_loss_without_text_is_named() -> None:
     def silent(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         raise ValueError
@@ -294,6 +334,8 @@ def test_a_model_between_two_evaluations_has_its_own_round(kept: bool, tmp_path:
         ({"test_data": (torch.zeros(3, 5), torch.zeros(3).long())}, "needs clients_data"),
         ({"clients_data": clients(), "dataset": "digits"}, "clients_data and dataset"),
         ({"clients_data": clients(), "loss": nn.CrossEntropyLoss(), "task": object()}, "loss and task"),
+        ({"clients_data": clients(), "loss": nn.CrossEntropyLoss}, r"such as CrossEntropyLoss\(\)"),
+        ({"clients_data": clients(), "loss": nn.CrossEntropyLoss(reduction="sum")}, "reduction='mean'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -57,8 +57,9 @@ from fedflat.experiment.store.run_folder import (
     snapshot_file,
 )
 from fedflat.experiment.timeline import TimelineSetup, timeline_for
+from fedflat.gradients import gradients_enabled
 from fedflat.operating_system import peak_memory
-from fedflat.randomness import isolated_rng
+from fedflat.randomness import isolated_from_caller
 
 
 class Run:
@@ -75,6 +76,7 @@ class Run:
         engine: function that builds a custom engine, which trains at remote sites; default: the config's engine.
     """
 
+    @gradients_enabled()
     def __init__(
         self,
         config: Config,
@@ -129,7 +131,7 @@ class Run:
         assert self.record is not None
         return self.record
 
-    @isolated_rng
+    @isolated_from_caller
     def train_rounds(self) -> Generator[int, None, None]:
         """Run one round at a time and yield the number of completed rounds; closing the generator pauses the run.
 

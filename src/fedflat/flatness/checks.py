@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedflat.errors import UserError
-from fedflat.flatness.batches import count_examples, select_rows
+from fedflat.flatness.batches import Batch, count_examples, draw_positions, map_tensors, select_examples
 
 if TYPE_CHECKING:
     from fedflat.flatness.objective import Objective
@@ -69,8 +69,9 @@ def check_objective(objective: Objective) -> None:
     loss = float(objective.loss())
     if not math.isfinite(loss):
         raise UserError(f"the loss is {loss}, so its curvature is undefined; use a model that did not diverge")
-    first_batch = objective.with_data(objective.batches[:1])
-    first, second = first_batch.loss_and_gradient(), first_batch.loss_and_gradient()
+    heaviest = objective.batch_shares.index(max(objective.batch_shares))
+    one_batch = objective.with_data([objective.batches[heaviest]])
+    first, second = one_batch.loss_and_gradient(), one_batch.loss_and_gradient()
     first_loss, first_gradient = first
     if not bool(first_gradient.isfinite().all()):
         raise UserError("the gradient is not finite, so the curvature is undefined; use a model that did not diverge")
@@ -85,29 +86,42 @@ def check_objective(objective: Objective) -> None:
     check_mean(objective)
 
 
+def _drawn_batch(objective: Objective) -> Batch:
+    """Draw as many examples as the first batch has from all batches, and return them as one batch."""
+    first = objective.batches[0]
+    positions = draw_positions(objective.examples, count_examples(first[1]), seed=0)
+    try:
+        return select_examples(objective.batches, positions)[0]
+    except (RuntimeError, TypeError, KeyError, ValueError):  # batches of other shapes, such as texts of other lengths
+        return first
+
+
 def check_mean(objective: Objective) -> None:
     """Raise a ``UserError`` if the loss of a batch is the sum over its examples, or another weighting of them.
 
-    The loss of the first batch is compared with the losses of its first third and of the rest. A weighted mean, e.g.
-    with class weights, is accepted if there is only one batch, or if an example has several targets: images of a
-    segmentation have different numbers of labelled pixels.
+    As many examples as in the first batch are drawn from all batches, because data may be sorted by class. Their loss
+    is compared with the mean of the losses of their first third and of the rest. A mean with other weights than the
+    objective's, e.g. with class weights, is accepted if there is only one batch, or if an example has several targets:
+    images of a segmentation have different numbers of labelled pixels.
     """
-    inputs, targets = objective.batches[0]
+    inputs, targets = _drawn_batch(objective)
     count = count_examples(targets)
     if count < 2:
         return
-    rows, part = torch.arange(count), max(1, count // 3)
 
-    def loss_on(rows: Tensor) -> float:
-        return float(objective.with_data([(select_rows(inputs, rows), select_rows(targets, rows))]).loss())
+    def part(rows: slice) -> Batch:
+        return map_tensors(inputs, lambda tensor: tensor[rows]), map_tensors(targets, lambda tensor: tensor[rows])
 
-    whole, first, rest = loss_on(rows), loss_on(rows[:part]), loss_on(rows[part:])
-    if not math.isfinite(whole) or math.isclose(whole, (part * first + (count - part) * rest) / count, rel_tol=1e-3):
+    third = max(1, count // 3)
+    parts = part(slice(third)), part(slice(third, None))
+    whole, mean = (float(objective.with_data(batches).loss()) for batches in ([(inputs, targets)], parts))
+    if not math.isfinite(whole) or math.isclose(whole, mean, rel_tol=1e-3):
         return
-    if math.isclose(whole, first + rest, rel_tol=1e-3):
+    if math.isclose(whole, sum(float(objective.with_data([part]).loss()) for part in parts), rel_tol=1e-3):
         raise UserError("the loss is a sum over the batch; expected the mean over its examples (reduction='mean')")
     if len(objective.batches) > 1 and isinstance(targets, Tensor) and targets.ndim == 1:
         raise UserError(
-            "the loss of a batch is not the mean over its examples, as with class weights, so it would depend on the "
-            f"batch size; use an unweighted loss, or one batch of {objective.examples} examples"
+            "the loss of a batch is not the mean over its examples with the weights of the objective, so it would "
+            "depend on the batch size; for class weights W, pass flatness.Objective(..., weight=lambda targets: "
+            f"W[targets].sum()), or use one batch of {objective.examples} examples"
         )

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedflat.errors import UserError
+from fedflat.errors import UserError, require_instance
 from fedflat.flatness.batches import (
     Batch,
     batch_sizes,
@@ -42,6 +42,7 @@ from fedflat.flatness.curvature.compiled import CompiledProduct
 from fedflat.flatness.curvature.gauss_newton import factored_products
 from fedflat.flatness.curvature.second_order import TwiceDifferentiable
 from fedflat.flatness.precision import tf32_allowed
+from fedflat.gradients import gradients_enabled
 from fedflat.models.layout import Layout
 
 Loss = Callable[[Any, Any], Tensor]
@@ -66,7 +67,8 @@ class Objective:
         sums: maps (output, targets) to sums over the batch by metric, ``loss`` included; default: the loss alone.
         buffers: tensors used in place of the module's own buffers, by name.
         weights: the point at which the objective is evaluated by default, [P]; default: the module's parameters.
-        weight: maps targets to the weight of a batch in the mean, e.g. its tokens; default: its number of examples.
+        weight: maps targets to the weight of a batch in the mean, e.g. its tokens or the sum of its examples' class
+            weights; default: its number of examples.
         tf32: whether a GPU may round float32 matrix products to TF32.
         channels_last: whether images and filters are stored channels last. Default: False on a GPU in full float32
             precision, because the exact kernels expect contiguous tensors; otherwise True.
@@ -88,6 +90,7 @@ class Objective:
         channels_last: bool | None = None,
     ) -> None:
         """Flatten the module's parameters, and read the data in batches."""
+        require_instance(loss, "loss")
         self.module, self.tf32 = module, tf32
         self.layout = Layout.of_parameters(module)
         if not self.layout.names:
@@ -191,7 +194,7 @@ class Objective:
         """Return the gradient [P] of the mean loss at ``w`` [P] (default: the model's weights)."""
         return self.loss_and_gradient(w)[1]
 
-    @torch.enable_grad()
+    @gradients_enabled()
     def loss_and_gradient(self, w: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean loss at ``w`` [P] (default: the model's weights) and its gradient [P], from one pass."""
 
@@ -216,7 +219,7 @@ class Objective:
         """Return the product [P] of the Hessian of the mean loss at ``w`` [P] with the vector ``v`` [P]."""
         return self.hessian_products(w, v[None])[0]
 
-    @torch.enable_grad()
+    @gradients_enabled()
     def hessian_products(self, w: Tensor | None, vectors: Tensor) -> Tensor:
         """Return the products of the Hessian with several vectors, [b, P].
 
@@ -279,7 +282,7 @@ class Objective:
             products.append(product)
         return products
 
-    @torch.enable_grad()
+    @gradients_enabled()
     def gauss_newton_products(self, w: Tensor | None, vectors: Tensor, empirical_fisher: bool = False) -> Tensor:
         """Return the products [b, P] of the Gauss-Newton or empirical Fisher matrix at ``w`` [P] with ``vectors``."""
         leaves = _leaves(self._parameters_at(w))
@@ -354,28 +357,31 @@ class Objective:
     def _mean_over_batches(self, function: Callable[[Batch], Tensor]) -> Tensor:
         """Return the mean of ``function(batch)``, weighted by the batches' numbers of examples, or by ``weight``."""
         total: Tensor | None = None  # its shape is known after the first batch
-        for share, batch in zip(self._batch_shares, self.batches, strict=True):
+        for share, batch in zip(self.batch_shares, self.batches, strict=True):
             weighted = function(batch).mul_(share)
             total = weighted if total is None else total.add_(weighted)
         assert total is not None
         return total
 
     @cached_property
-    def _batch_shares(self) -> list[float]:
+    def batch_shares(self) -> list[float]:
         """The weight of each batch in the mean; all add up to 1."""
         weight = self._weight
-        weights = [int(weight(targets)) for _, targets in self.batches] if weight else self._batch_sizes
-        return [batch_weight / max(sum(weights), 1) for batch_weight in weights]
+        weights = [float(weight(targets)) for _, targets in self.batches] if weight else self._batch_sizes
+        total = sum(weights)
+        if not total > 0:
+            raise UserError(f"the weights of the batches add up to {total:g}; expected a positive sum")
+        return [batch_weight / total for batch_weight in weights]
 
     @cached_property
     def _example_shares(self) -> list[Tensor]:
         """For each batch, the share of each example in its mean loss [examples]."""
         shares = []
         for (_, targets), size in zip(self.batches, self._batch_sizes, strict=True):
-            weights = [1] * size
+            weights = [1.0] * size
             if self._weight is not None:
-                weights = [int(self._weight(select_rows(targets, torch.tensor([row])))) for row in range(size)]
-            shares.append(self.weights.new_tensor(weights) / max(sum(weights), 1))
+                weights = [float(self._weight(select_rows(targets, torch.tensor([row])))) for row in range(size)]
+            shares.append(self.weights.new_tensor(weights) / (sum(weights) or 1.0))  # a batch may have no weight
         return shares
 
     def _batch_loss(self, parameters: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -423,7 +429,28 @@ class Objective:
                 torch.backends.cudnn.enabled &= not self._is_recurrent
             self.module.eval()
             stack.enter_context(TwiceDifferentiable())
+            stack.enter_context(self._explained_data_types())
             yield
+
+    @contextmanager
+    def _explained_data_types(self) -> Iterator[None]:
+        """Context that turns torch's errors about data types into a ``UserError`` if those of inputs and model differ.
+
+        Models that convert their inputs by themselves raise none.
+        """
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:  # ValueError: of recurrent layers
+            prepare, dtypes = self._prepare or Tensor.detach, set[torch.dtype]()
+            map_tensors(self.batches[0][0], lambda tensor: dtypes.add(prepare(tensor).dtype))
+            given = next((dtype for dtype in dtypes if dtype.is_floating_point and dtype != self.dtype), None)
+            if given is None or "type" not in str(error):
+                raise
+            names = [str(dtype).removeprefix("torch.") for dtype in (given, self.dtype)]
+            method = "double" if self.dtype == torch.float64 else "float"
+            raise UserError(
+                f"the inputs are {names[0]} but the model is {names[1]}; convert the inputs with .{method}()"
+            ) from error
 
 
 def _leaves(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from fedflat.engines.round.client import ClientReport
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, CohortRows, Cost, ModelState, Outcome, RoundStart, Training
 from fedflat.engines.round.privacy import protect_means, protect_rows
+from fedflat.gradients import gradients_enabled
 
 WeightedRows = dict[str, tuple[Tensor, Sequence[float] | Tensor]]
 """By name: rows [clients, ...] and their weights [clients]."""
@@ -265,6 +266,7 @@ class CohortEngine(ABC):
         """Train a cohort for one round and average what its clients send, in cohort order; see ``Engine.train``."""
         return self.train_groups(training, round, model, server, [cohort])[0]
 
+    @gradients_enabled()
     def train_groups(
         self, training: Training, round: int, model: ModelState, server: States, groups: list[list[Client]]
     ) -> list[Outcome]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from fedflat.errors import UserError, first_line
 from fedflat.experiment.config import Config
 from fedflat.experiment.setup.weights import load_weights
 from fedflat.experiment.stopping import check_target
+from fedflat.flatness.batches import map_tensors
 from fedflat.flatness.precision import gpu_has_tf32
 from fedflat.randomness import exclusive_generator, generator, seed_torch
 from fedflat.timing.policies import policy_spec
@@ -112,7 +114,7 @@ def build_problem(
         )
     device = device_of(config)  # first, so that a missing GPU is reported before data are loaded
     data = load_data(config, data)
-    task = task or task_for(data, config.training.task)
+    has_user_task, task = task is not None, task or task_for(data, config.training.task)
     _check_targets(task, data)
     _check_labels(config, data)
     partition = build_partition(config, data)
@@ -144,6 +146,8 @@ def build_problem(
     if config.training.statistics == "own" and not problem.buffer_layout.names:
         warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
     _check_model(problem, config.model)
+    if has_user_task:
+        _check_mean_loss(problem)
     return problem, partition
 
 
@@ -311,6 +315,38 @@ def _check_model(problem: Problem, name: str) -> None:
             f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {data.name} requires "
             f"{counted(data.num_outputs, 'number')}, one per {expected.noun}{expected.hint}"
         )
+
+
+def _check_mean_loss(problem: Problem) -> None:
+    """Reject a task whose loss is a sum over the batch: it grows with the number of copies of a batch; a mean does not.
+
+    The model is in training mode, in which it may return several outputs.
+    """
+    examples = problem.train_examples(np.arange(min(2, len(problem.data.train))))
+    weights, buffers, integer_buffers = problem.initial_state()
+    all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}
+    devices = [problem.device] if problem.device.type == "cuda" else []
+    try:
+        with torch.no_grad(), exclusive_generator(), torch.random.fork_rng(devices):
+            problem.set_training_mode()
+            output = problem.output(weights, all_buffers, problem.normalised(examples.inputs))
+            # Three copies, because a contrastive loss such as log(batch size) also doubles from 2 to 4 examples.
+            once, thrice = (
+                float(problem.task.loss(_repeated(output, copies), _repeated(examples.targets, copies)))
+                for copies in (1, 3)
+            )
+    except Exception:  # e.g. a loss that needs more examples; training reports real errors
+        return
+    if once and math.isclose(thrice, 3 * once, rel_tol=1e-3):
+        raise UserError(
+            "the loss is a sum over the batch, so steps would be longer in larger batches; expected the mean over the "
+            "batch (reduction='mean')"
+        )
+
+
+def _repeated(value: Any, copies: int) -> Any:
+    """Several copies of a batch, a tensor or a nested structure of tensors, as one batch; scalars stay as they are."""
+    return map_tensors(value, lambda tensor: torch.cat([tensor] * copies) if tensor.ndim else tensor)
 
 
 class _ExpectedOutput(NamedTuple):
