@@ -354,8 +354,8 @@ def test_class_weights_below_one_weight_the_batches() -> None:
     assert split.examples == 24 and spectrum_of(split, count=1).examples == 24
     with pytest.raises(UserError, match="class weights W"):
         Objective(one.network, loss, data, batch_size=5).check()
-    with pytest.raises(UserError, match="add up to 0; expected a positive sum"):
-        Objective(one.network, loss, data, weight=lambda targets: torch.zeros(())).loss()
+    with pytest.raises(UserError, match="add up to nan; expected a positive sum"):
+        Objective(one.network, loss, data, weight=lambda targets: torch.tensor(torch.nan)).loss()
 
 
 def test_batches_of_different_shapes_are_checked() -> None:

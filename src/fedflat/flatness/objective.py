@@ -369,9 +369,9 @@ class Objective:
         weight = self._weight
         weights = [float(weight(targets)) for _, targets in self.batches] if weight else self._batch_sizes
         total = sum(weights)
-        if not total > 0:
+        if not total >= 0:
             raise UserError(f"the weights of the batches add up to {total:g}; expected a positive sum")
-        return [batch_weight / total for batch_weight in weights]
+        return [batch_weight / (total or 1.0) for batch_weight in weights]  # images may have no labelled pixel
 
     @cached_property
     def _example_shares(self) -> list[Tensor]:
