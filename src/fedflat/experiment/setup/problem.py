@@ -22,7 +22,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.regression import Regression
 from fedflat.engines.problem.residuals import has_residuals
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
+from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for, with_targets_of
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
 from fedflat.engines.problem.token_model import adapt, check_tokens, takes_keywords, vocabulary_size
 from fedflat.errors import UserError, first_line
@@ -159,10 +159,10 @@ def load_data(config: Config, data: Dataset | None = None, download: bool = True
         data: a user-supplied dataset that replaces the config's.
         download: whether to download missing files.
     """
-    is_regression = TASK_TARGETS.get(config.training.task) == "numbers"
     if data is None:
+        is_regression = TASK_TARGETS.get(config.training.task) == "numbers"
         data = datasets.load(config.data.dataset, config.data.dir, download, numbers=is_regression)
-    return data.as_numbers() if is_regression and data.target_type == "classes" else data
+    return with_targets_of(data, config.training.task)
 
 
 def task_of(config: Config) -> Task:
