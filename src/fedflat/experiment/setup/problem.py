@@ -129,6 +129,12 @@ def build_problem(
         _check_exact_averages(config)
     if config.training.statistics == "own" and not problem.buffer_layout.names:
         warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in network.modules()):
+        warnings.warn(
+            f"{config.model} has BatchNorm layers without running statistics, so test metrics depend on the test "
+            "batches; use track_running_stats=True",
+            stacklevel=2,
+        )
     _check_model(problem, config.model)
     return problem, partition
 
@@ -267,7 +273,7 @@ def _check_model(problem: Problem, name: str) -> None:
             output = problem.predict(weights, all_buffers, examples.inputs)
     except torch.OutOfMemoryError:
         raise  # the model may fit the data
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         if problem.arithmetic is not None and isinstance(error, RuntimeError):
             _check_model(replace(problem, arithmetic=None), name)  # raises if the precision is not the reason
             raise UserError(
@@ -276,7 +282,7 @@ def _check_model(problem: Problem, name: str) -> None:
         dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(
             f"{name} cannot be used on {data.name}, which has {dtype} inputs of shape {data.input_shape}: "
-            f"{first_line(error)}"
+            f"{first_line(error)}{'; models get one tensor of inputs' if isinstance(error, TypeError) else ''}"
         ) from error
     expected = _expected_output(problem.task, examples, problem.model)
     if expected is None:
