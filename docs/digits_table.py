@@ -75,7 +75,7 @@ def page(comparison: Comparison) -> str:
     ]
     rows = comparison.table([TARGET])
     for values, row in zip(rows, comparison.rows(), strict=True):
-        if "last" in values:
+        if values["last"].count:
             values["mean"] = mean_of_all(row, comparison.metric)
     for row in sorted(rows, key=lambda row: row["mean"].mean if "mean" in row else 0.0, reverse=True):
         accuracies = [row[key].shown("accuracy") if key in row else "–" for key in ("mean", "last", "best")]

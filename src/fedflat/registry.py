@@ -98,7 +98,8 @@ class Registry(Mapping[str, T]):
         """Raise a ``UserError`` if a name is malformed."""
         if not isinstance(name, str) or not re.fullmatch(_NAME, name):
             raise UserError(
-                f"{name!r} is not a valid {self.kind} name; use letters, digits and hyphens, e.g. my-{self.kind}"
+                f"{name!r} is not a valid {self.kind} name; use letters, digits and hyphens, "
+                f"e.g. my-{self.kind.replace(' ', '-')}"
             )
 
     def unregister(self, name: str) -> None:

@@ -24,6 +24,7 @@ from fedflat.data import (
     scaling,
     standardise,
 )
+from fedflat.data.arrays import as_native
 from fedflat.data.sources import array_files
 from fedflat.errors import UserError
 
@@ -285,6 +286,37 @@ def test_lists_of_whole_numbers_and_fractions_are_read(tmp_path: Path) -> None:
     assert from_torch(items, items).train.inputs[-1].tolist() == [0.5, 1.0]
     with pytest.raises(UserError, match="cannot hold inputs of types int64 and float64; convert them"):
         from_torch(items, items, folder=tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["reversed", "read-only"])
+def test_arrays_that_torch_cannot_share_are_copied(kind: str, recwarn: pytest.WarningsRecorder) -> None:
+    arrays = IMAGES[:15], np.arange(15) // 5, LABELS[:15], LABELS[:15] / 2, np.eye(15, 3, dtype=int)
+    if kind == "reversed":
+        arrays = tuple(array[::-1].copy()[::-1] for array in arrays)
+    else:
+        arrays = tuple(np.broadcast_to(array, array.shape) for array in arrays)
+    assert all(as_native(array).flags.writeable for array in arrays)
+    inputs, groups, *columns = arrays
+    for targets in columns:
+        dataset = from_arrays(inputs, targets, inputs, targets, train_groups=groups)
+        assert np.array_equal(dataset.train.inputs, IMAGES[:15]) and dataset.train.groups.tolist() == groups.tolist()
+        for built in (dataset, from_clients([(inputs, targets)])):
+            assert built.train.targets.tolist() == targets.tolist()
+    assert not recwarn.list
+
+
+def test_a_part_of_a_memory_map_stays_mapped(tmp_path: Path) -> None:
+    np.save(tmp_path / "inputs.npy", IMAGES)
+    part = np.load(tmp_path / "inputs.npy", mmap_mode="r")[:15]
+    assert np.shares_memory(as_native(part), part)
+
+
+def test_masked_arrays_are_rejected() -> None:
+    masked = np.ma.masked_array(np.ones((4, 2)), mask=np.eye(4, 2))
+    with pytest.raises(UserError, match=r"masked values; .*\.filled\(value\)"):
+        from_arrays(masked, [0, 1, 0, 1], np.ones((4, 2)), [0, 1, 0, 1])
+    with pytest.raises(UserError, match=r"client 1 is not a pair .*masked values"):
+        from_clients([(np.ones((4, 2)), [0, 1, 0, 1]), (masked, [0, 1, 0, 1])])
 
 
 def test_tensors_of_any_float_type_and_with_gradients_are_read() -> None:

@@ -70,6 +70,30 @@ def test_own_statistics_stay_with_their_clients(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "mime"])
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "message"),
+    [
+        ((4, 1, 4), 4, "client 1 has one example, which BatchNorm cannot normalise; choose a partition"),
+        ((4, 5, 4), 4, "client 1 has 5 examples and so a batch of 1, .*; choose another"),
+    ],
+)
+def test_a_batch_of_one_example_raises_an_error(
+    algorithm: str, sizes: tuple[int, ...], batch_size: int, message: str
+) -> None:
+    clients = [(torch.rand(size, 64), torch.zeros(size, dtype=torch.long)) for size in sizes]
+    settings = {"clients_per_round": 3, "rounds": 1, "workers": 1, "evaluation__batch_size": batch_size}
+    with pytest.raises(fedflat.UserError, match=message):
+        next(fedflat.rounds(algorithm, Normalised(), clients, batch_size=batch_size, **settings))
+
+
+def test_batch_norm_without_running_statistics_raises_a_warning() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 10))
+    with pytest.warns(UserWarning, match="without running statistics") as caught:
+        fedflat.run("fedavg", **(SMALL | {"model": model, "rounds": 1}))
+    assert len(caught) == 1
+
+
 def test_own_statistics_without_batch_norm_raise_a_warning() -> None:
     with pytest.warns(UserWarning, match="has no BatchNorm"):
         own = fedflat.run("fedavg", training__statistics="own", **SMALL)

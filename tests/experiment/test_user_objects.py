@@ -50,6 +50,8 @@ def test_objects_of_the_wrong_type_are_refused(arguments: dict[str, Any], messag
         (lambda: fedflat.compare(["fedavg"], out=5, **SMALL), "out is 5; expected a path"),
         (lambda: fedflat.compare(["fedavg"], jobs="2", **SMALL), "jobs='2'"),
         (lambda: fedflat.sweep({}, jobs=0), "jobs=0"),
+        (lambda: fedflat.Comparison(["runs/x"]), r"'runs/x' is not a run; .*Comparison\.load"),
+        (lambda: fedflat.Comparison("runs/x"), r"'runs/x' is not a run; .*Comparison\.load"),
         (lambda: fedflat.run("fedavg", **SMALL).export(None), "path is None; expected a path, such as 'model.pt'"),
     ],
 )

@@ -151,6 +151,7 @@ def test_short_memory_does_not_count_as_a_wrong_model():
             r"Sequential cannot be used on digits, .* shape \(1, 8, 8\)",
         ),
         (nn.Conv2d(3, 10, 3), "Conv2d cannot be used on digits"),
+        (nn.Bilinear(64, 64, 10), "Bilinear cannot be used on digits, .*'input2'; models get one tensor of inputs"),
         (
             nn.Sequential(nn.Flatten(), nn.Linear(64, 9)),
             r"shape \(9,\) .* digits requires 10 numbers",

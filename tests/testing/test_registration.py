@@ -40,6 +40,13 @@ class Half(Ema):
 
 
 @dataclass(frozen=True)
+class Incomplete(Drift):
+    """A drift correction whose parameter has no default."""
+
+    beta: float
+
+
+@dataclass(frozen=True)
 class OwnModel(ModelSpec):
     """A linear classifier of digits."""
 
@@ -115,6 +122,8 @@ def test_an_unregistered_average_is_rejected_by_name() -> None:
         ("swa", Own, "'swa'.*average"),
         ("fedavg", Own, "'fedavg'.*algorithm"),
         ("Own Name", fedflat.Algorithm(), "'Own Name'"),
+        ("my part", Own, "'my part'.* e.g. my-drift-correction"),
+        ("own", Incomplete, "Incomplete as 'own': .*'beta'; give every parameter a default"),
         ("own", int, "int.*'own'.*Drift"),
         ("own", Own(), "'own'.*Drift"),
     ],

@@ -22,7 +22,7 @@ from fedflat.algorithms.weights import WEIGHTS
 from fedflat.averaging import AVERAGES, Average
 from fedflat.data import DATASETS, Dataset
 from fedflat.data.sources.user_function import function_source
-from fedflat.errors import UserError, one_of
+from fedflat.errors import UserError, first_line, one_of
 from fedflat.models import MODELS, ModelSpec
 from fedflat.registry import Registry, note_registered
 from fedflat.setting_names import unknown_parameter
@@ -86,9 +86,17 @@ def register(name: str, component: Algorithm | type[Any] | Callable[[], Dataset]
             one (``dataset="mine"``).
 
     Raises:
-        UserError: the name is malformed or taken, or the component is not of a supported type.
+        UserError: the name is malformed or taken, the component is not of a supported type, or a parameter of a class
+            has no default.
     """
     registry = _registry_for(name, component)
+    if isinstance(component, type):
+        try:
+            component()
+        except TypeError as error:
+            raise UserError(
+                f"cannot register {component.__name__} as '{name}': {first_line(error)}; give every parameter a default"
+            ) from error
     # An algorithm and a part must not share a name: both occur in one text, such as ``scaffold+sam``. Part registries
     # reject each other's names themselves. Models and datasets have their own settings and may share names with parts.
     registries_to_check: list[Registry[Any]] = []

@@ -13,6 +13,7 @@ import torch
 
 from fedflat.data.batches import channel_statistics
 from fedflat.data.dataset import IGNORED, Dataset, Examples, Kind
+from fedflat.data.files.cache import fits_in_memory
 from fedflat.data.files.mapped import MappedTensor, open_mapped
 from fedflat.data.scaling import scale_columns
 from fedflat.errors import UserError, one_of
@@ -129,7 +130,7 @@ def _to_targets(
         targets = [values.to(dtype, copy=True) for values in targets]
         return targets, () if classes is None else classes
     elif kind != "text" and _are_multi_labels(train, test):
-        targets = [torch.tensor(np.asarray(values), dtype=torch.bool) for values in (train, test)]
+        targets = [torch.tensor(np.asarray(as_native(values)), dtype=torch.bool) for values in (train, test)]
         label_names = [str(label) for label in range(targets[0].shape[1])]
     else:
         targets, label_names = encode_labels(train, test, name, classes)
@@ -221,10 +222,15 @@ def encode_labels(
 
 
 def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
-    """Return a tensor on the CPU, without its graph, or an array in native byte order, the only one torch supports.
+    """Return a tensor on the CPU, without its graph, or an array that torch supports.
 
-    Raises a ``UserError`` if examples differ in shape, or if ``values`` is a single value.
+    Such an array is in native byte order, has no negative strides and is writable. Only memory maps and arrays of more
+    than a quarter of the memory may be read-only, since torch can share their memory.
+
+    Raises a ``UserError`` if examples differ in shape, if values are masked, or if ``values`` is a single value.
     """
+    if np.ma.is_masked(values):
+        raise UserError("the array has masked values; expected a value everywhere: replace them with .filled(value)")
     try:
         array = values if isinstance(values, torch.Tensor) else np.asarray(values)
     except ValueError as error:
@@ -238,7 +244,19 @@ def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
         return (array.detach() if array.requires_grad else array).cpu()
     if array.dtype == np.longdouble:
         return array.astype(np.float64)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    is_reversed = any(stride < 0 for stride in array.strides)
+    is_read_only = not (array.flags.writeable or _is_mapped(array)) and fits_in_memory(array.nbytes)
+    return array.copy() if is_reversed or is_read_only else array
+
+
+def _is_mapped(array: npt.NDArray[Any]) -> bool:
+    """Whether an array is, or is a view of, a memory map."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, mmap)
 
 
 def _dtype_kind(values: torch.Tensor | npt.NDArray[Any]) -> str:
@@ -345,7 +363,9 @@ def _to_pair(pair: Any, owner: str) -> tuple[torch.Tensor, npt.NDArray[Any]]:
             pair = torch.stack([torch.as_tensor(as_native(each)) for each in items]), labels
         values, labels = pair
         inputs, targets = torch.as_tensor(as_native(values)), np.asarray(as_native(labels))
-    except (TypeError, ValueError, RuntimeError, UserError):
+    except UserError as error:
+        raise UserError(f"{owner} is not a pair (inputs, targets): {error}") from None
+    except (TypeError, ValueError, RuntimeError):
         raise UserError(f"{owner} is not a pair (inputs, targets); expected two arrays of equal length") from None
     if len(inputs) != len(targets) or not len(inputs):
         shapes = " and ".join(str(tuple(values.shape)) for values in (inputs, targets))

@@ -16,7 +16,7 @@ from fedflat.experiment.stopping import check_target
 from fedflat.experiment.store.run_collection import runs_below
 from fedflat.experiment.store.run_folder import Record, load_record
 from fedflat.reporting.distinct import drop_repeated
-from fedflat.reporting.row import LabelledRow, Row, differing_names, rows_of
+from fedflat.reporting.row import LabelledRow, Row, differing_names, rows_of, user_settings
 from fedflat.reporting.tables.summary import seed_statistics, summarise
 from fedflat.reporting.tables.targets import MedianRounds, costs_to_target
 from fedflat.setting_names import flat
@@ -31,29 +31,35 @@ if TYPE_CHECKING:
 class Comparison:
     """A comparison of several runs; those that differ only in their seed are averaged.
 
+    Copies and other repetitions of a run (same settings, seed and user-supplied objects) are left out, with a warning.
+
     Args:
         records: the runs, as results or as records.
     """
 
     def __init__(self, records: Iterable[Record | Result]) -> None:
-        self.records: list[Record] = [each if isinstance(each, Record) else each.record for each in records]
-        if not self.records:
+        runs: list[Any] = [records] if isinstance(records, str | Path) else list(records)
+        runs = [getattr(run, "record", run) for run in runs]
+        for run in runs:
+            if not isinstance(run, Record):
+                raise UserError(
+                    f"{run!r} is not a run; expected results, e.g. of fedflat.run; use Comparison.load(FOLDER) to read "
+                    "all runs in a folder"
+                )
+        if not runs:
             raise UserError("no runs to compare")
+        self.records, repeated = drop_repeated(runs)
+        for _, reason in repeated:
+            warnings.warn(f"left out: {reason}", stacklevel=2)
 
     @classmethod
     def load(cls, folder: str | Path) -> Comparison:
-        """Load all runs at or below a folder, such as the output folder of a comparison or a sweep.
-
-        Copies and other repetitions of a run (same settings and seed) are left out, with a warning.
-        """
+        """Load all runs at or below a folder, such as the output folder of a comparison or a sweep."""
         path = as_path("folder", folder)
         runs = runs_below(path)
         if not runs:
             raise UserError(f"no runs in {path}; expected a folder written by fedflat compare, sweep or run")
-        distinct, repeated = drop_repeated(load_record(run) for run in runs)
-        for _, reason in repeated:
-            warnings.warn(f"left out: {reason}", stacklevel=2)
-        return cls(distinct)
+        return cls(map(load_record, runs))
 
     def __len__(self) -> int:
         """Return the number of runs."""
@@ -73,10 +79,9 @@ class Comparison:
         """Return an HTML table of the rows, which notebooks show."""
         columns = ("algorithm", "mean of the last evaluations", "last", "seeds")
         table, rows = self.table(), []
-        number_format = column_format(row["last"].mean for row in table if "last" in row)
+        number_format = column_format(row["last"].mean for row in table if row["last"].count)
         for row, labelled in zip(table, self._labelled_rows(), strict=True):
-            statistics = (row.get("mean_last"), row.get("last"))  # missing if no run converged
-            shown = [mean and mean.shown(self.metric, number_format) for mean in statistics]
+            shown = [row[name].shown(self.metric, number_format) for name in ("mean_last", "last")]
             rows.append((labelled.label, *shown, row["seeds"]))
         return html_table(f"{self._title()}, test {with_unit(self.metric)}", columns, rows)
 
@@ -113,7 +118,9 @@ class Comparison:
     def table(self, targets: float | Sequence[float] = ()) -> list[dict[str, Any]]:
         """Return one dictionary per row, with statistics of the primary metric over seeds, and mean costs.
 
-        ``settings`` has the row's values of the settings in which rows differ, except algorithm and seed.
+        ``settings`` has the row's values of the settings in which rows differ, except algorithm and seed. ``last``,
+        ``mean_last`` and ``best`` are ``SeedStatistics``; if all runs of the row diverged or are unfinished, their
+        ``count`` is 0 and ``shown`` returns "–".
 
         Args:
             targets: one or several values of the metric. For each, ``rounds to TARGET`` has the ``median`` number of
@@ -142,7 +149,7 @@ class Comparison:
         evaluated = [summary for summary in summaries if summary]
         for name in ("last", "mean_last", "best", "at_best_validation"):
             known = [value for summary in evaluated if (value := getattr(summary, name)) is not None]
-            if known:  # only runs with a validation split have a value at the best validation value
+            if known or name != "at_best_validation":  # only runs with a validation split have the latter
                 values[name] = seed_statistics(known)
         if evaluated:
             values["mean_counts"] = sorted({summary.mean_count for summary in evaluated})
@@ -165,7 +172,7 @@ class Comparison:
         """
         import pandas as pd
 
-        settings = [_settings_of(record.config) for record in self.records]
+        settings = [{**_settings_of(record.config), **user_settings(record)} for record in self.records]
         differing = differing_names(settings)
         frames = []
         for record, values in zip(self.records, settings, strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable
 from fedflat.experiment.config import Config
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.run_folder import Record
-from fedflat.reporting.row import mixed_data
+from fedflat.reporting.row import mixed_data, user_settings
 
 
 def drop_repeated(
@@ -22,7 +22,8 @@ def drop_repeated(
 
     Args:
         records: the runs.
-        key: runs with equal values of this function repeat each other. Default: runs with the same settings and seed.
+        key: runs with equal values of this function and the same user-supplied objects repeat each other. Default: the
+            settings and the seed.
 
     Returns:
         The distinct runs, and (folder, reason) of every dropped one.
@@ -30,15 +31,18 @@ def drop_repeated(
     distinct: dict[Hashable, Record] = {}
     dropped: list[tuple[str, str]] = []
     for record in records:
-        config_key = key(record.config)
-        first, repeat = distinct.setdefault(config_key, record), record
-        if first is record:
+        run_key = key(record.config), str(user_settings(record))
+        if run_key not in distinct:
+            distinct[run_key] = record
             continue
+        first, repeat = distinct[run_key], record
         if _content(record) > _content(first):
-            distinct[config_key], first, repeat = record, record, first
+            distinct[run_key], first, repeat = record, record, first
         path = run_path(repeat)
         other_data = "; their data differ, so report them separately" if mixed_data([first, repeat]) else ""
-        dropped.append((path, f"{path} repeats {run_path(first)}: the same settings and seed{other_data}"))
+        name = path or f"a run of {record.config.algorithm} with seed {record.config.seed}"
+        reason = f"{name} repeats {run_path(first) or 'another one'}: the same settings and seed{other_data}"
+        dropped.append((path, reason))
     return list(distinct.values()), dropped
 
 

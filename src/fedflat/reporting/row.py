@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedflat.engines.problem.task import TASK_TARGETS
+from fedflat.errors import MAX_SHOWN
 from fedflat.experiment.config import Config
+from fedflat.experiment.setup.problem import is_user_supplied
 from fedflat.experiment.stopping import ENDED_STATUSES
 from fedflat.experiment.store.provenance import recorded_data
 from fedflat.experiment.store.run_folder import Record
@@ -33,6 +36,25 @@ def mixed_data(records: Iterable[Record]) -> list[str]:
             is_regression = TASK_TARGETS.get(record.config.training.task) == "numbers"
             fingerprints.setdefault((record.config.data.dataset, is_regression), set()).add(fingerprint)
     return list(dict.fromkeys(dataset for (dataset, _), distinct in fingerprints.items() if len(distinct) > 1))
+
+
+def user_settings(record: Record) -> dict[str, str]:
+    """The user-supplied dataset, model and task of a run, with fingerprints, by the names of the settings they replace.
+
+    The config has at most their names, which others may share: every ``nn.Sequential`` is ``custom:Sequential``.
+    """
+    inputs, dataset = record.input_fingerprints, record.config.data.dataset
+    objects = {"model": inputs.get("model"), "training.task": inputs.get("task")}
+    if is_user_supplied(dataset) and "data" in inputs:
+        objects["data.dataset"] = f"{dataset.partition(':')[2]} {inputs['data']}"
+    return {name: _shortened(text) for name, text in objects.items() if text is not None}
+
+
+def _shortened(text: str) -> str:
+    """Replace all after the class name in a long fingerprint, e.g. of a task with many attributes, by a hash."""
+    if len(text) <= MAX_SHOWN:
+        return text
+    return f"{text.partition('(')[0]} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -121,14 +143,13 @@ def rows_of(records: Iterable[Record], settings_of: Callable[[Config], Mapping[s
         records: the runs.
         settings_of: returns the settings that distinguish rows, by full name and without algorithm and seed.
     """
-    experiments: dict[tuple[str, str], list[Record]] = {}
+    experiments: dict[tuple[str, str], tuple[dict[str, Any], list[Record]]] = {}
     for record in records:
-        key = record.config.algorithm, str(settings_of(record.config))
-        experiments.setdefault(key, []).append(record)
-    settings = [settings_of(runs[0].config) for runs in experiments.values()]
-    differing = differing_names(settings)
+        settings = {**settings_of(record.config), **user_settings(record)}
+        experiments.setdefault((record.config.algorithm, str(settings)), (settings, []))[1].append(record)
+    differing = differing_names([settings for settings, _ in experiments.values()])
     rows: dict[str, LabelledRow] = {}
-    for runs, values in zip(experiments.values(), settings, strict=True):
+    for values, runs in experiments.values():
         by_seed = tuple(sorted(runs, key=lambda record: record.config.seed))
         distinguishing = {name: values[name] for name in differing}
         for model in dict.fromkeys(name for record in runs for name in record.evaluated) or ("server",):

@@ -43,7 +43,12 @@ def comparison_document(comparison: Comparison, targets: Sequence[float] = (), m
             if seconds is not None:
                 costs["virtual_seconds"] = seconds
             rounds_to.append({"target": target, "median": median, "reached": reached, "runs": total, **costs})
-        values = {name: asdict(value) if isinstance(value, SeedStatistics) else value for name, value in row.items()}
+        values: dict[str, Any] = {}
+        for name, value in row.items():
+            if not isinstance(value, SeedStatistics):
+                values[name] = value
+            elif value.count:  # JSON has no NaN
+                values[name] = asdict(value)
         last = {name: asdict(seed_statistics(list(each.values()))) for name, each in runs_of_row.last_metrics.items()}
         rows.append({**values, "last_metrics": last, "rounds_to": rounds_to})
     runs = [
@@ -102,7 +107,7 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         targets: values of the metric; each adds a column with the number of rounds to reach it.
     """
     metric, same_counts = comparison.metric, len(evaluation_counts(rows)) == 1
-    means = [row["mean_last"].mean for row in rows if "mean_last" in row]
+    means = [row["mean_last"].mean for row in rows if row["mean_last"].count]
     best = best_of(means, comparison.lower_is_better) if means and same_counts else None
     shown = partial(_statistics_cell, metric=metric, number_format=_number_format(rows))
     columns: dict[str, Sequence[object]] = {"algorithm": [row["label"] for row in rows]}
@@ -110,9 +115,9 @@ def _comparison_table(comparison: Comparison, rows: list[dict[str, Any]], target
         columns["settings"] = [assignments_text(row["settings"]) for row in rows]
     texts = list(columns)
     columns["mean of last 10 %\nof evaluations"] = [
-        shown(row.get("mean_last"), best=best, counts=() if same_counts else row.get("mean_counts", ())) for row in rows
+        shown(row["mean_last"], best=best, counts=() if same_counts else row.get("mean_counts", ())) for row in rows
     ]
-    columns["last"] = [shown(row.get("last")) for row in rows]
+    columns["last"] = [shown(row["last"]) for row in rows]
     if any("at_best_validation" in row for row in rows):
         columns["at best\nvalidation"] = [shown(row.get("at_best_validation")) for row in rows]
     columns["seeds"] = [_seeds_text(row) for row in rows]
@@ -174,7 +179,7 @@ def _conclusion(comparison: Comparison, missing: int) -> str:
     """
     rows = comparison.table()
     sign = 1 if comparison.lower_is_better else -1
-    ranked = [row for row in rows if "mean_last" in row]  # without rows whose runs all diverged or are unfinished
+    ranked = [row for row in rows if row["mean_last"].count]  # without rows whose runs all diverged or are unfinished
     ranked.sort(key=lambda row: sign * row["mean_last"].mean)
     return _obstacle(comparison, rows, ranked, missing) or _best_row(comparison, rows, ranked)
 
@@ -232,7 +237,7 @@ def _best_row(comparison: Comparison, rows: list[dict[str, Any]], ranked: list[d
     if len(others) + 1 == len(ranked):
         return f"{winner}{'' if len(ranked) == len(rows) else '; all others diverged'}."
     lead = _lead(best, compared[-1], comparison, number_format)
-    if "mean_last" not in first:
+    if not first["mean_last"].count:
         lead += f"; {first['label']} diverged"
     elif first not in compared:
         lead += f"; {_points(best, first, comparison, number_format)}"
@@ -285,7 +290,7 @@ def report_command(folder: Path, configs: Iterable[Config]) -> str:
 
 def _number_format(rows: Sequence[dict[str, Any]]) -> str:
     """Return the format of all means and standard deviations of a comparison."""
-    return column_format(row[name].mean for row in rows for name in ("mean_last", "last") if name in row)
+    return column_format(row[name].mean for row in rows for name in ("mean_last", "last") if row[name].count)
 
 
 def _statistics_cell(
@@ -301,7 +306,7 @@ def _statistics_cell(
     """
     from rich.text import Text
 
-    if statistics is None:
+    if statistics is None or not statistics.count:
         return None
     mean, space, deviation = statistics.shown(metric, number_format).partition(" ")
     count = f" (n={shown_range(counts)})" if counts else ""

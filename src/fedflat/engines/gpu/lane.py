@@ -20,7 +20,7 @@ from fedflat.engines.gpu.step import LocalStep, changing_tensors
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
 from fedflat.engines.round.client import ClientReport, begin_client, draw_batches
-from fedflat.engines.round.client_facts import full_gradient, label_scalars, pilot_gradients
+from fedflat.engines.round.client_facts import explain_small_batches, full_gradient, label_scalars, pilot_gradients
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import Client, ClientRound, Cost, Training
 from fedflat.errors import UserError, first_line
@@ -159,6 +159,7 @@ class Lane:
         self.passes = 0  # backward passes per step
         # Of the loaded client: its row, the size of each batch, and the cost of gradients before its first step.
         self._row, self._sizes, self._cost_before_steps = 0, [0], Cost()
+        self._client_round: ClientRound
         self._label_scalars: State = {}  # of the loaded client, if the client weights need them
 
     def on_stream(self) -> AbstractContextManager[Any]:
@@ -193,15 +194,17 @@ class Lane:
         """
         training, cohort_buffers = self.training, self.cohort_buffers
         self._row, self._sizes, self._cost_before_steps = row, batches.sizes, Cost()
+        self._client_round = client.in_round(round)
         self._load_batches(batches)
         for name, rows in cohort_buffers.client_states.items():
             self.client[name].copy_(rows[row])
         if self.own_gradient is not None:
-            client_round = client.in_round(round)
-            gradient, self._cost_before_steps = full_gradient(self.problem, training, cohort_buffers, row, client_round)
+            gradient, self._cost_before_steps = full_gradient(
+                self.problem, training, cohort_buffers, row, self._client_round
+            )
             self.own_gradient.copy_(gradient)
         if self.pilot is not None:
-            self._load_pilot(row, client.in_round(round))
+            self._load_pilot(row, self._client_round)
         self._label_scalars = label_scalars(self.problem, training, client.indices)
         self._load_buffers(row, integer_buffers)
         self.round.fill_(round)
@@ -319,7 +322,7 @@ class Lane:
         # Row k of each tensor: the positions of the batch's examples, and the random numbers of the augmentation.
         draws = {name: tensor.index_select(0, self.k)[0] for name, tensor in self.batches.items()}
         positions = draws.pop("indices")[:size]  # the rest is padding
-        with cudnn_benchmark(size == self.training.plan.batch_size):
+        with cudnn_benchmark(size == self.training.plan.batch_size), explain_small_batches(self._client_round):
             result = self.local_step(self.local, positions, draws, self.statistics, self.integer_buffers)
         # Pair each new value with the static tensor that it replaces.
         pairs = [*zip(result.client, changing_tensors(self.local), strict=True), (result.statistics, self.statistics)]

@@ -153,6 +153,11 @@ _TARGETS_IN_WORDS = {
 }
 
 
+def with_targets_of(data: Dataset, name: str) -> Dataset:
+    """Return ``data`` with the targets of the task ``name``: for regression, integer targets become real numbers."""
+    return data.as_numbers() if TASK_TARGETS.get(name) == "numbers" and data.target_type == "classes" else data
+
+
 def task_for(data: Dataset, name: str = "auto") -> Task:
     """The task of a dataset.
 

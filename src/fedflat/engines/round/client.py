@@ -19,15 +19,11 @@ from fedflat.algorithms.teacher import Teacher
 from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.residuals import add_products
-from fedflat.engines.round.client_facts import full_gradient, label_scalars, pilot_gradients
+from fedflat.engines.round.client_facts import explain_small_batches, full_gradient, label_scalars, pilot_gradients
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import ClientRound, Cost, Training
-from fedflat.errors import UserError
 from fedflat.flatness.precision import at_own_precision
 from fedflat.randomness import exclusive_generator, generator, seed_torch
-
-BATCH_TOO_SMALL = "Expected more than 1 value per channel"
-"""torch's error for a batch that BatchNorm cannot normalise."""
 
 
 class ClientReport(NamedTuple):
@@ -73,15 +69,7 @@ class StepGradient:
     def __call__(self, point: Tensor, teacher: Teacher | None = None) -> Tensor:
         """The gradient at ``point``, of the loss with the term of ``teacher``; only the first changes ``buffers``."""
         buffers = self.buffers if self.passes == 0 else {name: b.clone() for name, b in self.buffers.items()}
-        try:
-            loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch, teacher)
-        except ValueError as error:
-            if BATCH_TOO_SMALL not in str(error):
-                raise
-            raise UserError(
-                f"BatchNorm cannot normalise a batch of {len(self.batch.targets)}, the last batch of some client's "
-                "epoch; choose another training.batch_size or another normalisation"
-            ) from None
+        loss, gradient = self.problem.loss_and_gradient(point, buffers, self.batch, teacher)
         if self.passes == 0:
             self.loss = loss
         self.passes += 1
@@ -155,7 +143,8 @@ def train_client(
         examples = torch.from_numpy(positions).to(z.device)
         batch = problem.batch(examples, {name: draw[k].to(z.device) for name, draw in draws.items()})
         gradient = StepGradient(problem, batch, buffers)
-        local = algorithm.step(local, gradient, training.schedule, training.descent)
+        with explain_small_batches(client_round):
+            local = algorithm.step(local, gradient, training.schedule, training.descent)
         cost.backward_passes += gradient.passes
         cost.samples += gradient.passes * len(positions)
         loss = loss + gradient.loss

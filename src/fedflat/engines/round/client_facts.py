@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import ceil
 from weakref import WeakKeyDictionary
 
@@ -15,12 +17,38 @@ from fedflat.data.batches import Batch
 from fedflat.engines.problem.problem import Problem
 from fedflat.engines.round.cohort_buffers import CohortBuffers
 from fedflat.engines.round.contract import ClientRound, Cost, Training
+from fedflat.errors import UserError
 from fedflat.flatness.precision import at_own_precision
 from fedflat.randomness import generator, seed_torch
 
+BATCH_TOO_SMALL = "Expected more than 1 value per channel"
+"""torch's error for a batch that BatchNorm cannot normalise."""
 _HOST_TARGETS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
 """Targets of the training examples of each problem in the host's memory, which can be read without waiting for a GPU.
 """
+
+
+@contextmanager
+def explain_small_batches(client_round: ClientRound, setting: str = "training.batch_size") -> Iterator[None]:
+    """Raise a ``UserError`` if BatchNorm cannot normalise a client's batch because it has a single example.
+
+    ``setting`` is the setting of the batch size.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if BATCH_TOO_SMALL not in str(error):
+            raise
+        client, examples = client_round.client, len(client_round.indices)
+        if examples == 1:
+            raise UserError(
+                f"client {client} has one example, which BatchNorm cannot normalise; choose a partition with at least "
+                "two examples per client or another normalisation, e.g. norm=group"
+            ) from None
+        raise UserError(
+            f"client {client} has {examples} examples and so a batch of 1, which BatchNorm cannot normalise; choose "
+            f"another {setting} or another normalisation, e.g. norm=group"
+        ) from None
 
 
 def full_gradient_positions(training: Training, client_round: ClientRound) -> np.ndarray:
@@ -64,7 +92,9 @@ def full_gradient(
     problem.set_training_mode()
     for start in range(0, size, problem.evaluation_batch):
         positions = indices[start : start + problem.evaluation_batch]
-        mean.add_(_gradient(problem, cohort_buffers, row, point, positions), alpha=len(positions) / size)
+        with explain_small_batches(client_round, "evaluation.batch_size"):
+            gradient = _gradient(problem, cohort_buffers, row, point, positions)
+        mean.add_(gradient, alpha=len(positions) / size)
     return mean, Cost(backward_passes=ceil(size / training.plan.batch_size), samples=size)
 
 
@@ -87,7 +117,8 @@ def pilot_gradients(
     mean, norm = torch.zeros_like(point), point.new_zeros(())
     problem.set_training_mode()
     for positions in batches:
-        gradient = _gradient(problem, cohort_buffers, row, point, positions)
+        with explain_small_batches(client_round):
+            gradient = _gradient(problem, cohort_buffers, row, point, positions)
         mean.add_(gradient, alpha=1 / len(batches))
         norm.add_(gradient.norm(), alpha=1 / len(batches))
     return Pilot(mean, norm), Cost(backward_passes=len(batches), samples=sum(map(len, batches)))

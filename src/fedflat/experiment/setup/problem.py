@@ -25,7 +25,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.regression import Regression
 from fedflat.engines.problem.residuals import has_residuals
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for
+from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for, with_targets_of
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
 from fedflat.engines.problem.token_model import adapt, check_tokens, takes_keywords, vocabulary_size
 from fedflat.errors import UserError, first_line
@@ -145,6 +145,12 @@ def build_problem(
         _check_exact_averages(config)
     if config.training.statistics == "own" and not problem.buffer_layout.names:
         warnings.warn(f"training.statistics=own has no effect: {config.model} has no BatchNorm layers", stacklevel=2)
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.running_mean is None for m in network.modules()):
+        warnings.warn(
+            f"{config.model} has BatchNorm layers without running statistics, so test metrics depend on the test "
+            "batches; use track_running_stats=True",
+            stacklevel=2,
+        )
     _check_model(problem, config.model)
     if has_user_task:
         _check_mean_loss(problem)
@@ -178,10 +184,10 @@ def load_data(config: Config, data: Dataset | None = None, download: bool = True
         data: a user-supplied dataset that replaces the config's.
         download: whether to download missing files.
     """
-    is_regression = TASK_TARGETS.get(config.training.task) == "numbers"
     if data is None:
+        is_regression = TASK_TARGETS.get(config.training.task) == "numbers"
         data = datasets.load(config.data.dataset, config.data.dir, download, numbers=is_regression)
-    return data.as_numbers() if is_regression and data.target_type == "classes" else data
+    return with_targets_of(data, config.training.task)
 
 
 def task_of(config: Config) -> Task:
@@ -286,7 +292,7 @@ def _check_model(problem: Problem, name: str) -> None:
             output = problem.predict(weights, all_buffers, examples.inputs)
     except torch.OutOfMemoryError:
         raise  # the model may fit the data
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         if problem.arithmetic is not None and isinstance(error, RuntimeError):
             _check_model(replace(problem, arithmetic=None), name)  # raises if the precision is not the reason
             raise UserError(
@@ -295,7 +301,7 @@ def _check_model(problem: Problem, name: str) -> None:
         dtype = str(examples.inputs.dtype).removeprefix("torch.")
         raise UserError(
             f"{name} cannot be used on {data.name}, which has {dtype} inputs of shape {data.input_shape}: "
-            f"{first_line(error)}"
+            f"{first_line(error)}{'; models get one tensor of inputs' if isinstance(error, TypeError) else ''}"
         ) from error
     expected = _expected_output(problem.task, examples, problem.model)
     if expected is None:

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fedflat.algorithms import algorithm
 from fedflat.averaging import average_name
+from fedflat.engines.problem.task import with_targets_of
 from fedflat.engines.round.contract import ModelState
 from fedflat.errors import MachineFailed, UserError, system_reason
 from fedflat.experiment.config import Config, parse_config
@@ -350,6 +352,16 @@ class Record:
     def evaluated(self) -> list[str]:
         """Names of the models in the last evaluation."""
         return list(self.history[-1]["test"]) if self.history else []
+
+    @cached_property
+    def input_fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the inputs, such as ``data``, as its folder records them; in memory, of the user objects."""
+        from fedflat.experiment.store.provenance import fingerprints, recorded_fingerprints  # imports this module
+
+        recorded = recorded_fingerprints(self.folder) if self.folder else {}
+        data = self.user_objects.get("data")
+        data = None if data is None else with_targets_of(data, self.config.training.task)
+        return recorded or fingerprints({**self.user_objects, "data": data})
 
 
 def load_record(path: Path) -> Record:

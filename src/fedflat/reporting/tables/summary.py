@@ -144,20 +144,24 @@ class SeedStatistics:
     """The mean of one value per seed, with its standard deviation."""
 
     mean: float
+    """NaN without any seed."""
     std: float | None
-    """Sample standard deviation (divisor n - 1); None for a single seed."""
+    """Sample standard deviation (divisor n - 1); None for fewer than two seeds."""
     count: int
     """Number of seeds."""
 
     def shown(self, metric: str, number_format: str = ".4g") -> str:
-        """Format the mean of a metric and, for several seeds, the standard deviation."""
+        """Format the mean of a metric and, for several seeds, the standard deviation; without any seed, return "–"."""
+        if not self.count:
+            return "–"
         deviation = "" if self.std is None else f" ± {shown_metric(self.std, metric, number_format)}"
         return f"{shown_metric(self.mean, metric, number_format)}{deviation}"
 
 
 def seed_statistics(values: Sequence[float]) -> SeedStatistics:
     """Compute mean and standard deviation of one value per seed."""
-    return SeedStatistics(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+    mean = fmean(values) if values else math.nan
+    return SeedStatistics(mean, stdev(values) if len(values) > 1 else None, len(values))
 
 
 LEVEL, POWER = 0.95, 0.8
