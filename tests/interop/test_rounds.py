@@ -126,6 +126,24 @@ def test_mean_losses_pass_the_check_for_sums() -> None:
         fedflat.rounds("fedavg", module(), task=Summed(), **settings)
 
 
+@pytest.mark.parametrize(
+    ("sums", "message"),
+    [
+        (lambda output, target: torch.ones(()), "Own.sums returns a Tensor; expected a dictionary"),
+        (lambda output, target: {"accuracy": torch.ones(())}, "Own.sums returns no loss"),
+        (lambda output, target: {"loss": 1.5}, "Own.sums returns loss as a float; expected a tensor"),
+        (lambda output, target: {"loss": torch.ones(2)}, r"loss of shape \(2,\); expected its sum over the batch"),
+    ],
+)
+def test_sums_of_a_task_are_checked_before_training(sums: Any, message: str) -> None:
+    class Own(fedflat.Classification):
+        def sums(self, output: torch.Tensor, target: torch.Tensor) -> Any:
+            return sums(output, target)
+
+    with pytest.raises(fedflat.UserError, match=message):
+        fedflat.run("fedavg", task=Own(), rounds=1, workers=1)
+
+
 def test_an_error_of_a_custom_loss_without_text_is_named() -> None:
     def silent(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         raise ValueError

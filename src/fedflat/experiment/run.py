@@ -76,7 +76,6 @@ class Run:
         engine: function that builds a custom engine, which trains at remote sites; default: the config's engine.
     """
 
-    @gradients_enabled()
     def __init__(
         self,
         config: Config,
@@ -120,7 +119,8 @@ class Run:
         self._interval = CheckpointInterval(config.engine.checkpoint_every)
         self._started = self._session_started = time.monotonic()
         if engine is None:  # last, because it may compile kernels, which takes seconds
-            built = decide_compile(built, self.problem, self.partition, recorded, folder)
+            with gradients_enabled():
+                built = decide_compile(built, self.problem, self.partition, recorded, folder)
         self.config, self._init = config.changed(engine=built.engine), built.init
         self.engine: Engine = engine(self) if engine else engine_for(built, self.problem, self._user_objects)
 

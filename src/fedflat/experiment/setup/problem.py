@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from fedflat.engines.problem.problem import Problem
 from fedflat.engines.problem.regression import Regression
 from fedflat.engines.problem.residuals import has_residuals
 from fedflat.engines.problem.segmentation import Segmentation
-from fedflat.engines.problem.task import TASK_TARGETS, Classification, Task, task_for, with_targets_of
+from fedflat.engines.problem.task import TASK_TARGETS, Classification, PooledTask, Task, task_for, with_targets_of
 from fedflat.engines.problem.text import F1Classification, TokenPrediction
 from fedflat.engines.problem.token_model import adapt, check_tokens, takes_keywords, vocabulary_size
 from fedflat.errors import UserError, first_line
@@ -54,7 +54,6 @@ def _float32_by_default() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-@_float32_by_default()
 def build_network(
     config: Config, input_shape: tuple[int, ...], outputs: int, model: nn.Module | None = None
 ) -> nn.Module:
@@ -67,7 +66,7 @@ def build_network(
         model: a user-supplied network to copy instead of building ``config.model``.
     """
     parts = models.trained_parts(config.training.train)
-    with exclusive_generator(), torch.random.fork_rng(devices=[]):
+    with exclusive_generator(), torch.random.fork_rng(devices=[]), _float32_by_default():
         seed_torch(config.seed, "weights")
         network = models.build(config.model, input_shape, outputs) if model is None else copy.deepcopy(model)
         _check_shapes(network, config.model)
@@ -154,6 +153,7 @@ def build_problem(
     _check_model(problem, config.model)
     if has_user_task:
         _check_mean_loss(problem)
+        _check_sums(problem)
     return problem, partition
 
 
@@ -175,7 +175,6 @@ def _check_exact_averages(config: Config) -> None:
             )
 
 
-@_float32_by_default()
 def load_data(config: Config, data: Dataset | None = None, download: bool = True) -> Dataset:
     """The dataset of a config, or the user-supplied one; for regression, integer targets become real numbers.
 
@@ -186,7 +185,8 @@ def load_data(config: Config, data: Dataset | None = None, download: bool = True
     """
     if data is None:
         is_regression = TASK_TARGETS.get(config.training.task) == "numbers"
-        data = datasets.load(config.data.dataset, config.data.dir, download, numbers=is_regression)
+        with _float32_by_default():
+            data = datasets.load(config.data.dataset, config.data.dir, download, numbers=is_regression)
     return with_targets_of(data, config.training.task)
 
 
@@ -281,15 +281,12 @@ def _check_model(problem: Problem, name: str) -> None:
     """Reject a model that does not fit the data, by a forward pass over two test examples."""
     if vocabulary_size(problem.model) and problem.data.kind == "text":
         check_tokens(problem.model, name, problem.data, problem.evaluation_sets)
-    data, test = problem.data, problem.evaluation_sets["test"]
-    examples = test.take(torch.arange(min(2, len(test)), device=problem.device))
-    weights, buffers, integer_buffers = problem.initial_state()
-    if not weights.isfinite().all():
+    data = problem.data
+    if not problem.initial_state()[0].isfinite().all():
         raise UserError(f"the initial weights of {name} contain infinite or NaN values; initialise the model again")
+    examples = _test_examples(problem)
     try:
-        with exclusive_generator(), torch.random.fork_rng(devices=[]):
-            all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}
-            output = problem.predict(weights, all_buffers, examples.inputs)
+        output = _initial_output(problem, examples)
     except torch.OutOfMemoryError:
         raise  # the model may fit the data
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -321,6 +318,41 @@ def _check_model(problem: Problem, name: str) -> None:
             f"{name} returns an output of shape {tuple(output.shape[1:])} per example, but {data.name} requires "
             f"{counted(data.num_outputs, 'number')}, one per {expected.noun}{expected.hint}"
         )
+
+
+def _test_examples(problem: Problem) -> Examples:
+    """Two test examples for checks."""
+    test = problem.evaluation_sets["test"]
+    return test.take(torch.arange(min(2, len(test)), device=problem.device))
+
+
+def _initial_output(problem: Problem, examples: Examples) -> Any:
+    """The output of the initial model on examples."""
+    weights, buffers, integer_buffers = problem.initial_state()
+    with exclusive_generator(), torch.random.fork_rng(devices=[]):
+        all_buffers = {**problem.buffer_layout.views(buffers), **integer_buffers}
+        return problem.predict(weights, all_buffers, examples.inputs)
+
+
+def _check_sums(problem: Problem) -> None:
+    """Reject a task whose ``sums`` cannot be added over batches."""
+    examples, task = _test_examples(problem), problem.task
+    try:
+        with torch.no_grad():
+            sums: Any = task.sums(_initial_output(problem, examples), examples.targets)
+    except Exception:  # e.g. a metric that needs more examples; evaluation reports real errors
+        return
+    method = f"{type(task).__name__}.sums"
+    if not isinstance(sums, Mapping):
+        raise UserError(f"{method} returns a {type(sums).__name__}; expected a dictionary of tensors")
+    pooled = isinstance(task, PooledTask)
+    if not pooled and "loss" not in sums:
+        raise UserError(f"{method} returns no loss; expected the sum over the batch of the loss and of every metric")
+    for metric, value in sums.items():
+        if not isinstance(value, torch.Tensor):
+            raise UserError(f"{method} returns {metric} as a {type(value).__name__}; expected a tensor")
+        if not pooled and value.numel() != 1:
+            raise UserError(f"{method} returns {metric} of shape {tuple(value.shape)}; expected its sum over the batch")
 
 
 def _check_mean_loss(problem: Problem) -> None:
