@@ -306,6 +306,8 @@ def test_models_are_checked_in_float32() -> None:
 def test_wrong_inputs_are_rejected() -> None:
     with pytest.raises(UserError, match=r"Linear .*\(5,\): "):
         check_model(nn.Linear(4, 3), (5,), 3)
+    with pytest.raises(UserError, match=r"Bilinear does not accept inputs of shape \(4,\): .* missing 1 required"):
+        check_model(nn.Bilinear(4, 4, 2), (4,), 2)
     with pytest.raises(UserError, match=r"Refusing does not accept inputs of shape \(4,\): ValueError"):
         check_model(Refusing(), (4,), 3)
     with pytest.raises(UserError, match=r"'cnn' .*torch\.nn\.Module"):

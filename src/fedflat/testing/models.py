@@ -16,7 +16,7 @@ from fedflat.errors import UserError, first_line, one_of
 from fedflat.models.layout import Layout
 from fedflat.testing.broken import verify
 
-FAILURES = (RuntimeError, ValueError, IndexError)
+FAILURES = (RuntimeError, ValueError, IndexError, TypeError)
 """What torch raises for inputs that a model cannot process."""
 TOLERANCE = 1e-4
 """Largest allowed difference between outputs that should be equal."""
