@@ -145,15 +145,15 @@ class Campaign:
 
     def tuned_jobs(self) -> list[CampaignJob]:
         """The runs with the learning rates that finished searches selected."""
-        scores: dict[str, list[tuple[float, CampaignJob]]] = {}
+        searches: dict[str, list[tuple[CampaignJob, StoredResult]]] = {}
         for job in self.jobs:
-            if job.kind == "search" and (result := self.result(job)) is not None:
-                score = None if result.status == "diverged" else result.metrics["server"]["last"]
-                scores.setdefault(job.tuned_name, []).append((-1.0 if score is None else score, job))
+            if job.kind == "search" and is_chosen(job.tuned_name, self.options) and (result := self.result(job)):
+                searches.setdefault(job.tuned_name, []).append((job, result))
         tuned = []
-        for name, of_search in scores.items():
-            best_score, best = max(of_search, key=lambda scored: scored[0])
-            if is_chosen(name, self.options) and len(of_search) == len(best.stage.lrs) and best_score >= 0:
+        for finished in searches.values():
+            converged = [(job, result) for job, result in finished if result.status != "diverged"]
+            if converged and len(finished) == len(finished[0][0].stage.lrs):
+                best, _ = max(converged, key=lambda pair: pair[1].metrics["server"]["last"] or 0.0)
                 tuned.append(best.tuned())
         return tuned
 
@@ -228,8 +228,9 @@ class Campaign:
             record = replace(record, history=[line | {"test": line["validation"]} for line in record.history])
         queries = [] if record.status == "diverged" else [query for cell in cells if (query := model_query(cell))]
         run = MeasuredRun.of(record, measure(record, queries, self.options.small))
-        name = job.name.rpartition("-seed")[0].removeprefix(f"{job.kind}/")
-        result = make_result(name, cells, record, run, monitor.averages, self.options.jobs, self.options.commit)
+        result = make_result(
+            job.result_name, cells, record, run, monitor.averages, self.options.jobs, self.options.commit
+        )
         return _of_kind(result, job)
 
     def _with_same_settings(self, job: CampaignJob) -> StoredResult | None:

@@ -45,7 +45,7 @@ class Stage:
     """Learning rates to compare on held-out training data; the row is then run with the best of them."""
 
     def deviations(self, options: argparse.Namespace, lr: float | None = None) -> Deviations:
-        """How the runs of this stage differ from the paper's; a learning rate is one of a search."""
+        """How the runs of this stage differ from the paper's; ``lr`` is given for a run of a learning-rate search."""
         rounds = options.rounds or self.rounds
         every = None if options.small else self.every
         engine = {
@@ -105,18 +105,24 @@ class CampaignJob:
     """How the learning rate was selected."""
 
     @property
+    def result_name(self) -> str:
+        """Name of the experiment in the result: with the learning rate if it is one of a search."""
+        return (
+            f"{self.experiment_name}-lr{self.experiment.training.lr:g}"
+            if self.kind == "search"
+            else self.experiment_name
+        )
+
+    @property
     def name(self) -> str:
         """Path of the result below the results directory, without suffix."""
-        lr = f"-lr{self.experiment.training.lr:g}" if self.kind == "search" else ""
-        return self._name(self.kind, f"{self.experiment_name}{lr}")
+        folder = "" if self.kind == "paper" else f"{self.kind}/"
+        return f"{folder}{self.result_name}-seed{self.stage.seed}"
 
     @property
     def tuned_name(self) -> str:
         """The name of the tuned run of the same experiment."""
-        return self._name("tuned", self.experiment_name)
-
-    def _name(self, kind: Kind, experiment: str) -> str:
-        return f"{'' if kind == 'paper' else f'{kind}/'}{experiment}-seed{self.stage.seed}"
+        return f"tuned/{self.experiment_name}-seed{self.stage.seed}"
 
     @property
     def config(self) -> Config:
@@ -155,7 +161,7 @@ class CampaignJob:
 def queue(options: argparse.Namespace, stages: Sequence[Stage] = QUEUE) -> Iterator[CampaignJob]:
     """The runs of the campaign in order, restricted to the names that ``--only`` matches.
 
-    Tuned runs are missing, because their learning rates depend on results. A pattern that matches a tuned run also
+    Tuned runs are left out, because their learning rates depend on results. A pattern that matches a tuned run also
     selects the runs of its search.
     """
     seen = set()

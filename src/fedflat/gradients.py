@@ -21,6 +21,6 @@ def gradients_enabled() -> Iterator[None]:
     True
     """
     if torch.is_inference_mode_enabled():
-        raise UserError("torch.inference_mode() rules out gradients; call this outside it, or use torch.no_grad()")
+        raise UserError("torch.inference_mode() disables gradients; call this outside of it or in torch.no_grad()")
     with torch.enable_grad():
         yield

@@ -146,7 +146,7 @@ def test_a_run_inside_inference_mode_is_rejected() -> None:
     loop = fedflat.rounds(model=module(), clients_data=clients(), workers=1, rounds=1, batch_size=5)
     with torch.inference_mode():
         for call in (run, lambda: next(loop)):
-            with pytest.raises(fedflat.UserError, match=r"inference_mode\(\) rules out gradients"):
+            with pytest.raises(fedflat.UserError, match=r"inference_mode\(\) disables gradients"):
                 call()
 
 

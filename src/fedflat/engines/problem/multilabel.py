@@ -15,9 +15,9 @@ from fedflat.engines.problem.task import added_means
 SUMS = frozenset({"loss", "own_loss", "correct", "positive", "negative"})
 """Names of the sums from which the metrics are computed."""
 BINS, LINEAR_LOGIT, LARGEST_LOGIT = 8192, 0.01, 1000.0
-"""To compute average precision from sums, logits are rounded to this many steps between -1000 and 1000.
+"""Average precision is computed from histograms of the logits with this many bins between -1000 and 1000.
 
-The steps grow with the logit: they are 0.3 % of it, and at least 0.3 % of 0.01.
+The width of a bin is 0.3 % of the logit, and at least 0.00003.
 """
 
 

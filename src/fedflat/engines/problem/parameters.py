@@ -36,9 +36,10 @@ class FrozenParameters:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.low_precision: dict[str, Tensor] = {}
         if arithmetic is not None:
-            whole = full_precision_parameters(model)
-            low = {name: p.detach() for name, p in self._parameters.items() if name not in whole}
-            self.low_precision = {name: p.to(arithmetic) for name, p in low.items()}
+            full = full_precision_parameters(model)
+            self.low_precision = {
+                name: p.detach().to(arithmetic) for name, p in self._parameters.items() if name not in full
+            }
         self._norms = {
             name: module
             for name, module in model.named_modules()
@@ -126,7 +127,7 @@ def batch_counters(model: nn.Module) -> list[str]:
 def full_precision_parameters(model: nn.Module) -> set[str]:
     """Names of the parameters that stay in full precision if the forward pass uses a lower one.
 
-    These are the parameters of torch's layers with running statistics, because torch requires both in one type.
+    These are the parameters of torch's layers with running statistics, which must have the type of the statistics.
     fedflat's BatchNorm converts its parameters itself.
     """
     return {
