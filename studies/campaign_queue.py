@@ -107,11 +107,8 @@ class CampaignJob:
     @property
     def result_name(self) -> str:
         """Name of the experiment in the result: with the learning rate if it is one of a search."""
-        return (
-            f"{self.experiment_name}-lr{self.experiment.training.lr:g}"
-            if self.kind == "search"
-            else self.experiment_name
-        )
+        lr = f"-lr{self.experiment.training.lr:g}" if self.kind == "search" else ""
+        return f"{self.experiment_name}{lr}"
 
     @property
     def name(self) -> str:
