@@ -185,6 +185,7 @@ def test_a_diverged_run_is_a_result_with_a_reason(fedflat, small):
     result = fedflat("run", "fedavg", *small, "--lr", "1e20", "--quiet")
     assert result.exit_code == 0
     assert "diverged: round 1" in result.stdout and "learning rate" in result.stdout
+    assert "problem: try 1, or clip" in " ".join(result.stdout.split())
 
 
 def test_quiet_shows_the_table_but_no_progress(fedflat, small):
