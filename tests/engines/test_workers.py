@@ -185,7 +185,7 @@ def test_a_batch_of_one_cannot_be_normalised() -> None:
     data = RandomImages(size=33, side=4).dataset()
     with pytest.raises(
         UserError,
-        match=r"batch of 1.*training\.batch_size",
+        match=r"a single example.*training\.batch_size",
     ):
         fedflat.run(
             "fedavg",

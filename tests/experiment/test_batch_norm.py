@@ -75,7 +75,7 @@ def test_own_statistics_stay_with_their_clients(tmp_path: Path) -> None:
     ("sizes", "batch_size", "message"),
     [
         ((4, 1, 4), 4, "client 1 has one example, which BatchNorm cannot normalise; choose a partition"),
-        ((4, 5, 4), 4, "client 1 has 5 examples and so a batch of 1, .*; choose another"),
+        ((4, 5, 4), 4, "client 1 has 5 examples, so .* a single example, .*; choose another"),
     ],
 )
 def test_a_batch_of_one_example_raises_an_error(

@@ -230,7 +230,7 @@ def as_native(values: Any) -> torch.Tensor | npt.NDArray[Any]:
     Raises a ``UserError`` if examples differ in shape, if values are masked, or if ``values`` is a single value.
     """
     if np.ma.is_masked(values):
-        raise UserError("the array has masked values; expected a value everywhere: replace them with .filled(value)")
+        raise UserError("the array has masked values; replace them with .filled(value)")
     try:
         array = values if isinstance(values, torch.Tensor) else np.asarray(values)
     except ValueError as error:

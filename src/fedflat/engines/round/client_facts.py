@@ -46,8 +46,8 @@ def explain_small_batches(client_round: ClientRound, setting: str = "training.ba
                 "two examples per client or another normalisation, e.g. norm=group"
             ) from None
         raise UserError(
-            f"client {client} has {examples} examples and so a batch of 1, which BatchNorm cannot normalise; choose "
-            f"another {setting} or another normalisation, e.g. norm=group"
+            f"client {client} has {examples} examples, so one of its batches has a single example, which BatchNorm "
+            f"cannot normalise; choose another {setting} or another normalisation, e.g. norm=group"
         ) from None
 
 
